@@ -119,9 +119,13 @@ class Recount:
                     found |= _lines_of(table, name)
         program = self.view.program
         found |= {(fact.file or "", fact.line or 0) for fact in program.compilations}
+        compiled = self.view.run_counts.compiled
+        found |= {(each.file, each.line) for each in compiled}
+        found |= {(each.file, each.line) for compilation in compiled for each in compilation.breaks}
         found |= {(fact.file or "", fact.line or 0) for fact in program.pauses}
         found |= {(fact.file, fact.line) for fact in (program.evaluations,) if fact is not None}
         found |= {(fact.file, fact.first) for fact in program.works}
+        found |= {(fact.file, fact.line) for fact in program.waiting}
         for fact in program.operations:
             found |= {(fact.file, line) for line, names in enumerate(fact.names, 1) if names}
         return found | {(fact.file or "", fact.line or 0) for fact in program.input_stages}

@@ -238,6 +238,11 @@ SIDE_FILES = {
         [{"metric_name": "cpu_fallback", "statistics": {"TotalNumber": 3, "FallbackOps": {PLANTED[1]: 3}}}]
     ),
     "--fallback-log": f"CPU fallback aten::op : self={PLANTED[1]}\n",
+    "--compile-log": "V1128 03:50:48.913000 1 torch/_dynamo/utils.py:2009] "
+    + json.dumps(
+        {"compilation_metrics": {"co_name": "f", "co_filename": SECRET_FILE, "co_firstlineno": 3}, "frame_id": 0}
+    ).replace("}, ", '}, "frame_compile_id": 0, ')
+    + "\n",
 }
 
 

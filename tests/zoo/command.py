@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+
+AFTER_A_ROUND: Final[list[Callable[[], None]]] = []
+"""Called at the end of each round of requests; `tests.zoo.timing` notes the time."""
 
 LARGE_BLOCK = 31 << 20
 """Bytes, just below the most up to which glibc raises its thresholds when a block is freed (see mallopt(3))."""
@@ -17,7 +22,7 @@ class Options:
 
     Attributes:
         fault: whether the fault is planted.
-        steps: training steps to run.
+        steps: training steps to run, or rounds of requests.
     """
 
     fault: bool
@@ -45,3 +50,11 @@ def options(docstring: str | None, *, steps: int = 24, threads: int = 1, keep_me
     if keep_memory:
         torch.empty(LARGE_BLOCK, dtype=torch.uint8)
     return Options(arguments.fault, arguments.steps)
+
+
+def rounds(options: Options) -> Iterator[int]:
+    """The numbers of the rounds of requests that an inference program answers."""
+    for number in range(options.steps):
+        yield number
+        for call in AFTER_A_ROUND:
+            call()

@@ -48,6 +48,7 @@ PROGRAMS: Final = (
     # compilation
     "recompiling_shapes",
     "recompiling_counter",
+    "reading_between_layers",
     # precision, layout, shapes
     "double_precision",
     "casts_to_and_fro",
@@ -61,6 +62,24 @@ PROGRAMS: Final = (
     "small_gradient_buckets",
     "looking_for_unused_parameters",
     "rank_with_longer_texts",
+    # inference
+    "decoding_without_cache",
+    "requests_one_by_one",
+    "sampling_on_host",
+    "detokenising_again",
+    "prompts_padded_to_longest",
+    "logits_of_all_positions",
+    "graphs_in_inference",
+    "dropout_left_on",
+    "weights_dequantised_each_step",
+    "cache_grown_by_cat",
+    "attention_computed_eagerly",
+    "instructions_read_again",
+    "engine_one_request_at_a_time",
+    "engine_with_small_batches",
+    "engine_with_eager_attention",
+    "engine_without_shared_prefixes",
+    "engine_with_slow_scheduler",
 )
 
 

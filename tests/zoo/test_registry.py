@@ -14,7 +14,7 @@ from tests.zoo.simulated import SIMULATED
 from tests.zoo.verdict import Verdict
 
 RULE_NAMES = {rule.id for rule in RULES}
-NOT_PROGRAMS = {"command", "measure", "models", "promise", "registry", "simulated", "timing", "verdict"}
+NOT_PROGRAMS = {"command", "language", "measure", "models", "promise", "registry", "simulated", "timing", "verdict"}
 
 
 def test_every_file_is_listed() -> None:

@@ -15,7 +15,14 @@ from stepscope import diagnose, open_trace
 from tests.zoo import measure, registry, verdict
 from tests.zoo.simulated import SIMULATED, Simulated
 
-QUICK = ("per_token_loss", "collecting_garbage", "large_logits", "optimizer_one_by_one")
+QUICK = (
+    "per_token_loss",
+    "collecting_garbage",
+    "large_logits",
+    "optimizer_one_by_one",
+    "prompts_padded_to_longest",
+    "engine_without_shared_prefixes",
+)
 CHOSEN = registry.PROGRAMS if os.environ.get("STEPSCOPE_ZOO") == "all" else QUICK
 BESIDE = {"host-contention", "host-allocator", "step-variance"}
 """Findings about the machine and how busy it was: other tests may run beside this one."""
@@ -25,6 +32,8 @@ BESIDE = {"host-contention", "host-allocator", "step-variance"}
 def test_the_planted_fault_is_found_first_on_its_line(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     program = registry.program(name)
+    if "transformers" in program.path.read_text():
+        pytest.importorskip("transformers", minversion="5.11")
     found = measure.findings(measure.diagnosed(measure.record(program, "fault", tmp_path)))
     own = [one for one in found if one["rule"] not in BESIDE or one["rule"] == program.rule]
 

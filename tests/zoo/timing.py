@@ -1,4 +1,4 @@
-"""Time a program's steps without a profiler, from the end of one optimizer step to the end of the next.
+"""Time a program's steps without a profiler, from the end of one optimizer step, or round of requests, to the next.
 
 python -m tests.zoo.timing per_token_loss --fault
 python -m tests.zoo.timing examples/naive_gpt2.py --batched-loss
@@ -18,6 +18,8 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from tests.zoo import command
+
 
 def main() -> None:
     """Run the program of the zoo, or the file, that the first argument names, with the other arguments."""
@@ -28,6 +30,7 @@ def main() -> None:
         ends.append(time.perf_counter_ns())
 
     register_optimizer_step_post_hook(note)
+    command.AFTER_A_ROUND.append(note)
     sys.argv = [name, *arguments]
     if name.endswith(".py"):
         runpy.run_path(name, run_name="__main__")

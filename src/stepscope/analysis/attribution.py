@@ -124,7 +124,7 @@ class Attribution:
         work, calls = self.trace.device_work, self.trace.launches
         launch = row_numbers(work["launch"])
         for tied in tied_kernels(self.trace):
-            if tied.source is self.trace:
+            if tied.capture is None:
                 launch = np.where(tied.launch >= 0, tied.launch, launch)
         result = at(self.activity.slices_of("launches"), launch)
         operator = at(row_numbers(calls["operator"]), launch)
@@ -178,8 +178,8 @@ def attribute(
     own_work_phase = phases_of_scopes(trace.device_work["scope"])
     phase = phases(trace, activity, sources, own_module)
     for tied in tied_kernels(trace):
-        if tied.source is not trace:
-            there = attribute(tied.source, user_code=activity.user_code)
+        if tied.capture is not None:
+            there = attribute(tied.capture, user_code=activity.user_code)
             call = np.where(tied.launch >= 0, there.activity.slices_of("launches")[tied.launch], -1)
             number = np.array([places[each] for each in there.places], np.int64)
             own_work_place = np.where(own_work_place >= 0, own_work_place, at(number, at(there.place, call)))

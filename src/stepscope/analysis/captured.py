@@ -38,9 +38,12 @@ _BASES: Final = tuple(BASES)
 LEAST_KERNELS: Final = 8
 """Shorter sequences of kernels may be alike by chance."""
 LEAST_NAMES: Final = 4
+_MOST_UNLAUNCHED: Final = 0.05
+"""Share of the work without a launch up to which a graph without work counts as one of which nothing was recorded."""
 _LEAST_AGREEMENT: Final = 0.9
 """Share of the kernels that must fall on their name's most frequent operator, if only their number is known."""
 _MOST_LISTED: Final = 4
+_GRAPH_LAUNCH: Final = r"^(?:cuda|cu|hip)GraphLaunch"
 _WORKING: Final = ("launch", "copy", "set")
 """Kinds of calls that become a node of a graph while it is captured."""
 
@@ -50,14 +53,18 @@ class Tied:
     """Where the kernels of a trace's graphs were captured.
 
     Attributes:
-        source: the recording with the calls: the trace itself, or that of the capture.
+        capture: the recording with the calls if it is not the trace itself, which would keep itself alive here.
         launch: for each row of `device_work` the row in the source's launches, -1 for none.
         basis: for each row of `device_work` an index into BASES, -1 for none.
     """
 
-    source: Trace
+    capture: Trace | None
     launch: Rows
     basis: npt.NDArray[np.int8]
+
+    def source(self, trace: Trace) -> Trace:
+        """The recording with the calls."""
+        return trace if self.capture is None else self.capture
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +122,7 @@ def _tied(trace: Trace) -> Iterator[Tied]:
         launch, basis = _Matching(graphs.filter(~pl.Series(taken[graphs["row"].to_numpy()])), source).found(len(taken))
         if (launch >= 0).any():
             taken |= launch >= 0
-            yield Tied(source, launch, basis)
+            yield Tied(None if source is trace else source, launch, basis)
 
 
 def _graphs(trace: Trace) -> pl.DataFrame:
@@ -245,7 +252,7 @@ def _in_turn(keys: Sequence[str], named: Sequence[str]) -> Rows:
 def why_not_tied(trace: Trace) -> str | None:
     """Why no graph's kernels are tied to the recording of the capture, as a clause; None if some are."""
     capture = trace.capture
-    if capture is None or any(tied.source is capture for tied in tied_kernels(trace)):
+    if capture is None or any(tied.capture is capture for tied in tied_kernels(trace)):
         return None
     graphs = _graphs(trace)
     if graphs.is_empty():
@@ -288,18 +295,56 @@ def graph_operators(trace: Trace) -> pl.DataFrame | None:
 def _operators_of(trace: Trace) -> pl.DataFrame:
     whole = pl.DataFrame(schema=dict(GRAPH_OPERATORS)).clear(trace.device_work.height)
     for tied in tied_kernels(trace):
-        rows = row_numbers(tied.source.launches["operator"].gather(nullable(tied.launch)))
+        source = tied.source(trace)
+        rows = row_numbers(source.launches["operator"].gather(nullable(tied.launch)))
         names = ("name", "input_shapes", "input_types")
         found = {
-            column: tied.source.operators[name].gather(nullable(rows))
+            column: source.operators[name].gather(nullable(rows))
             for column, name in zip(GRAPH_OPERATORS, names, strict=True)
         }
         whole = whole.with_columns(pl.coalesce(column, values) for column, values in found.items())
     return whole
 
 
+def graph_calls(trace: Trace, works: Rows) -> Trace | None:
+    """The work of tied graphs as if the captured operators had been called at each launch and had launched it.
+
+    Args:
+        works: rows of `device_work` to take.
+
+    Returns:
+        A trace with these operators, their launches and the work, for analyses of operators' calls; None without any.
+    """
+    parts: list[pl.DataFrame] = []
+    for tied in tied_kernels(trace):
+        source = tied.source(trace)
+        operator = source.launches["operator"].gather(nullable(tied.launch))
+        work = trace.device_work.with_columns(graph="launch", operator=operator, work=pl.int_range(pl.len()))
+        work = work.filter(pl.col("work").is_in(works.tolist()) & pl.col("operator").is_not_null())
+        names = ("name", "input_shapes", "input_types", "input_values")
+        called = source.operators[work["operator"]].select(pl.col(name).alias(f"called_{name}") for name in names)
+        parts.append(pl.concat([work, called], how="horizontal").with_columns(source=pl.lit(len(parts))))
+    work = pl.concat(parts) if parts else pl.DataFrame()
+    if work.is_empty():
+        return None
+    keys = ("graph", "source", "operator")
+    calls = work.unique(keys, keep="first", maintain_order=True).select(*keys, pl.col("^called_.*$"))
+    begun = trace.launches.select("start_ns", "lane").with_row_index("graph")
+    calls = calls.join(begun, on="graph").sort("start_ns", *keys).with_row_index("call")
+    work = work.drop("launch").join(calls.select(*keys, launch="call"), on=keys, how="left", maintain_order="left")
+    columns = [pl.col(f"called_{name}").alias(name) for name in names]
+    operators = calls.select("start_ns", "lane", *columns, duration_ns=pl.lit(0))
+    launches = operators.with_columns(kind=pl.lit("launch"), operator=calls["call"])
+    tables = {"lanes": trace.lanes, "operators": operators, "launches": launches, "device_work": work}
+    return Trace.from_tables(tables, trace.metadata)
+
+
 def graph_use(trace: Trace) -> GraphUse | None:
     """How much of a trace's work ran in graphs, and what is known of it; None without a launch of a graph."""
+    return trace.kept("graph_use", lambda: _use(trace))
+
+
+def _use(trace: Trace) -> GraphUse | None:
     graph_calls = trace.launches.with_row_index("launch").filter(pl.col("kind") == "graph_launch")
     if graph_calls.is_empty():
         return None
@@ -330,10 +375,14 @@ def graph_use(trace: Trace) -> GraphUse | None:
 
 
 def _unrecorded(trace: Trace) -> pl.DataFrame:
-    """Launches of graphs without any recorded work, with `row`, in a trace that records a device's work."""
-    calls = trace.launches.with_row_index("row").filter(pl.col("kind") == "graph_launch")
+    """Launches of CUDA and HIP graphs without recorded work, with `row`, in a trace that records a device's work."""
+    calls = trace.launches.with_row_index("row").filter(
+        (pl.col("kind") == "graph_launch") & pl.col("name").str.contains(_GRAPH_LAUNCH)
+    )
     if calls.is_empty() or trace.device_work.is_empty():
         return calls.head(0)
+    if trace.device_work["launch"].null_count() > _MOST_UNLAUNCHED * trace.device_work.height:
+        return calls.head(0)  # the work may be there without its launch
     return calls.filter(~pl.col("row").is_in(trace.device_work["launch"].drop_nulls().unique().implode()))
 
 

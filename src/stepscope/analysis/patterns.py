@@ -33,7 +33,8 @@ _SOFTMAX: Final = ("aten::softmax", "aten::_softmax", "aten::_safe_softmax")
 _PRODUCTS: Final = ("aten::bmm", "aten::baddbmm", "aten::mm", "aten::addmm")
 _WRAPPERS: Final = frozenset({"aten::matmul", "aten::einsum", "aten::__matmul__", *_PRODUCTS})
 _MASKS: Final = frozenset({"aten::masked_fill", "aten::masked_fill_", "aten::where", "aten::add", "aten::add_"})
-_DROPOUT: Final = frozenset({"aten::dropout", "aten::dropout_", "aten::native_dropout", "aten::bernoulli_"})
+_DROPOUT: Final = frozenset({"aten::native_dropout", "aten::bernoulli_"})
+"""Operators that draw what is dropped; `aten::dropout` alone does nothing, as in evaluation."""
 _NEAREST: Final = 4
 """Number of matrix products to examine before and after a softmax."""
 _FEWEST_KEYS: Final = 16
@@ -175,6 +176,8 @@ _LOG_SOFTMAX: Final = "aten::_log_softmax"
 _PROJECTIONS: Final = ("aten::linear", "aten::matmul", "aten::mm", "aten::addmm")
 _TABLES: Final = ("aten::embedding", "aten::embedding_bag")
 _VIEWS: Final = ("aten::index_select", "aten::select", "aten::as_strided")
+_PARTS: Final = frozenset({"slice", "select", "as_strided", "narrow", "resolve_conj", "resolve_neg"})
+_CONVERSIONS: Final = frozenset({"to", "_to_copy", "copy", "clone", "contiguous", "float", "empty_strided"})
 _FARTHEST: Final = 200
 """Number of operators before a loss to search for the projection that made its scores."""
 
@@ -247,6 +250,60 @@ def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
     width = left[-1]
     columns = right[-1] if right[-2] == width else right[-2]
     return (elements(left) // max(width, 1), columns)
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadScores:
+    """Scores (positions, classes) of which only some positions are used."""
+
+    positions: int
+    kept: int  # positions that the next operators take
+    classes: int
+    rows: Rows  # of `operators`: the product, and conversions of all scores
+
+
+def unread_scores(trace: Trace, rows: Rows, fewest_classes: int) -> Iterator[UnreadScores]:
+    """Find products with at least this many classes whose next use takes fewer positions. Needs input shapes.
+
+    Args:
+        rows: of `operators`, in order of time.
+    """
+    operators = trace.operators
+    around = operators["name"].gather(operators["parent"].gather(pl.Series(rows, dtype=pl.UInt32)))
+    is_product = pl.col("name").is_in(_PROJECTIONS) & ~around.is_in(_PROJECTIONS).fill_null(value=False)
+    calls = operators[rows].select(
+        "lane", "name", "input_shapes", row=pl.Series(rows, dtype=pl.Int64), is_product=is_product
+    )
+    for _, mine in calls.group_by("lane", maintain_order=True):
+        numbers, names = mine["row"].to_numpy(), mine["name"].to_list()
+        shapes = mine["input_shapes"].to_list()
+        for place in np.flatnonzero(mine["is_product"].to_numpy()).tolist():
+            given = shapes_of(shapes[place])
+            positions, classes = _made(given)
+            if classes < fewest_classes or not given or len(given[0]) < 3 or given[0][-2] < 2:
+                continue
+            kept, handling = _next_use(names, shapes, place, positions, classes)
+            if 0 < kept < positions:
+                yield UnreadScores(positions, kept, classes, numbers[[place, *handling]])
+
+
+def _next_use(
+    names: list[str], shapes: list[str | None], place: int, positions: int, classes: int
+) -> tuple[int, list[int]]:
+    """How many positions the next use of scores takes, 0 if unknown, and the places of conversions before it."""
+    handling: list[int] = []
+    for number in range(place + 1, min(place + _FARTHEST, len(names))):
+        taken = first_shape(shapes[number])
+        if taken[-1:] != (classes,) or elements(taken) > positions * classes:
+            continue
+        if elements(taken) < positions * classes:
+            return elements(taken) // classes, handling
+        base = base_name(names[number])
+        if base in _CONVERSIONS:
+            handling.append(number)
+        elif base not in VIEWS | _PARTS:
+            return 0, []
+    return 0, []
 
 
 @dataclass(frozen=True, slots=True)

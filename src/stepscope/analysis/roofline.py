@@ -9,15 +9,17 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+import numpy as np
 import polars as pl
 
+from stepscope.analysis.captured import graph_calls
 from stepscope.analysis.operators import described_work
 from stepscope.analysis.slow_kernels import reasons
 from stepscope.analysis.work_formulas import work_of_operators
 from stepscope.machine.devices import DevicePeaks, device_table, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.metadata import Device
-from stepscope.trace.nesting import beginning_in, conformed
+from stepscope.trace.nesting import Rows, beginning_in, conformed
 
 WORK_KINDS: Final = ("compute", "copy_on_device", "set")
 """Kinds of device work that count for an operator: its work on the device itself."""
@@ -259,6 +261,22 @@ def roofline_table(
     table = pl.concat([table, words], how="horizontal")
     table = _from_cache(table, peaks).sort(["device_ns", *keys], descending=[True, *[False] * len(keys)])
     return conformed(table, TABLE_SCHEMA)
+
+
+def with_graphs(table: pl.DataFrame, trace: Trace, works: Rows | None = None) -> pl.DataFrame:
+    """Add the operators whose kernels were launched in graphs, where their capture is known, to a `roofline_table`.
+
+    Args:
+        works: rows of `device_work` to take; None for all.
+    """
+    in_graphs = graph_calls(trace, np.arange(trace.device_work.height) if works is None else works)
+    if in_graphs is None:
+        return table
+    table = pl.concat([table, roofline_table(in_graphs, bounds=True)])
+    total = int(table["device_ns"].sum())
+    return table.with_columns(device_share=pl.col("device_ns") / max(total, 1)).sort(
+        ["device_ns", "operator"], descending=[True, False]
+    )
 
 
 def _peaks_of(trace: Trace, device: str, bounds: bool) -> DevicePeaks | None:

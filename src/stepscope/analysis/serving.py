@@ -50,7 +50,15 @@ _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<
 """Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
-_TRAINS: Final = r"^autograd::engine|Backward\d*$|^Optimizer\."
+_OF_TRAINING: Final = (
+    r"^autograd::engine|Backward\d*$|^aten::_fused_(?:adam|sgd|adagrad)"
+    r"|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
+)
+_MOST_DIGITS: Final = 15
+_NEARLY_ALL: Final = 0.8
+"""A function that takes this share of the iterations is looked into."""
+_WORTH_NAMING: Final = 0.05
+_MOST_FUNCTIONS: Final = 5
 _CAPTURES: Final = r"^(?:cuda|hip|cu)StreamBeginCapture"
 
 
@@ -67,6 +75,7 @@ class Engine(msgspec.Struct, frozen=True):
     decode: str = ""
     loop: str = ""
     reserves: bool = False
+    batches: bool = False
     options: Mapping[str, str] = {}
 
 
@@ -110,9 +119,20 @@ class PhaseSummary:
     host_ns: int
     device_ns: int | None
     requests: float | None
+    fewest_requests: int | None
+    most_requests: int | None
     tokens: float | None
     launches: float
     graph_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionShare:
+    """A Python function in iterations of one phase; `share` is of the host's time in them, 0 to 1."""
+
+    function: str
+    file: str
+    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +145,8 @@ class ServingSummary:
         time_per_output_token_ns: median time from one decoding iteration's start to the next; None with fewer than two.
         time_to_first_token_ns: median time from a prefill's start to the start of the iteration after it, which begins
             with its token; None if none follows.
-        most_requests: in one iteration.
         captured_sizes: of the graphs that were captured in the recording.
+        functions: which Python functions take the host's time in the iterations of the first phase, longest first.
     """
 
     engine: str
@@ -135,8 +155,8 @@ class ServingSummary:
     put_aside: tuple[PhaseSummary, ...]
     time_per_output_token_ns: int | None
     time_to_first_token_ns: int | None
-    most_requests: int | None
     captured_sizes: tuple[int, ...]
+    functions: tuple[FunctionShare, ...] = ()
 
 
 def iteration_table(trace: Trace) -> pl.DataFrame:
@@ -145,7 +165,7 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     Iterations of an idle engine, which have no requests, are left out.
     """
     rows = _marked(trace)
-    for find in (_of_functions, _of_lookups):
+    for find in (_of_functions, _of_calls, _of_lookups):
         if rows.is_empty():
             rows = find(trace)
     if rows.is_empty():
@@ -156,10 +176,18 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
 
 
+def trains(trace: Trace) -> bool:
+    """Whether a backward pass or an optimizer's step was recorded."""
+    operators, annotations = trace.operators["name"], trace.annotations["name"]
+    return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
+
+
 def engine_of(trace: Trace) -> str:
     """The engine whose files, operators or models the trace holds; "" for none."""
+    program = trace.metadata.program
+    seen = program.model_calls.files if program is not None and program.model_calls is not None else ()
     names = {
-        "files": trace.frames["file"].unique(),
+        "files": pl.concat([trace.frames["file"].unique(), pl.Series(seen, dtype=pl.String)]),
         "operators": trace.operators["name"].unique(),
         "modules": trace.modules["name"].unique(),
     }
@@ -213,16 +241,49 @@ def serving_summary(trace: Trace, iterations: pl.DataFrame | None = None) -> Ser
     served = iterations.filter(~aside)
     later = served.with_columns(until_next=pl.col("start_ns").shift(-1) - pl.col("start_ns"))
     decodes = later.filter((pl.col("phase") == "decode") & (pl.col("phase").shift(-1) == "decode"))
+    phases = _phases(served)
+    first = served.filter(pl.col("phase").fill_null("") == phases[0].phase) if phases else served
     return ServingSummary(
         iterations["engine"][0],
         iterations["source"][0],
-        _phases(served),
+        phases,
         _phases(iterations.filter(aside)),
         _median_ns(decodes["until_next"]),
         _median_ns(later.filter(pl.col("phase") == "prefill")["until_next"]),
-        int(served["requests"].max()) if served["requests"].count() else None,  # type: ignore[arg-type]
         tuple(iterations["captured_size"].drop_nulls().unique().sort()),
+        _functions(first, trace.frames),
     )
+
+
+def _functions(iterations: pl.DataFrame, frames: pl.DataFrame) -> tuple[FunctionShare, ...]:
+    """The costliest functions at the first level of calls at which no single one takes nearly all of the iterations."""
+    total = int(iterations["duration_ns"].sum())
+    if frames.is_empty() or not total:
+        return ()
+    spans = iterations.select("lane", begin="start_ns", until=_end()).sort("begin")
+    of_file = pl.col("file").is_not_null() | pl.col("module").is_not_null()
+    frames = frames.with_row_index("row").filter(of_file, pl.col("lane") == iterations["lane"][0])
+    frames = frames.with_columns(function=pl.coalesce("function", _class_of_module()))
+    frames = frames.sort("start_ns").join_asof(
+        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
+    )
+    frames = frames.filter(pl.col("start_ns") < pl.col("until"))
+    level = outermost_of(frames)
+    shares: list[FunctionShare] = []
+    while level.height:
+        times = level.group_by("function", "file").agg(ns=pl.col("duration_ns").sum(), rows=pl.col("row"))
+        times = times.sort("ns", "function", "file", descending=[True, False, False])
+        if shares and times["ns"][0] < _WORTH_NAMING * total:
+            break
+        shares = [FunctionShare(name, file or "", min(ns / total, 1.0)) for name, file, ns, _ in times.iter_rows()]
+        if times["ns"][0] < _NEARLY_ALL * total:
+            break
+        level = frames.filter(pl.col("parent").is_in(times["rows"][0].implode()))
+    return tuple(each for each in shares[:_MOST_FUNCTIONS] if each.share >= _WORTH_NAMING)
+
+
+def _class_of_module() -> pl.Expr:
+    return pl.col("module").str.replace(r"_\d+$", "")
 
 
 def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
@@ -232,6 +293,8 @@ def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:
         host_ns=pl.col("duration_ns").median().cast(pl.Int64),
         device_ns=pl.col("device_ns").median().cast(pl.Int64),
         requests=pl.col("requests").median(),
+        fewest_requests=pl.col("requests").min(),
+        most_requests=pl.col("requests").max(),
         tokens=pl.col("tokens").median(),
         launches=pl.col("launches").median(),
         graph_share=(pl.col("graph_launches") > 0).mean(),
@@ -268,6 +331,8 @@ def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, A
     """What a range's name says of its iteration."""
     engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
     groups = found.groupdict()
+    if any(value is not None and len(value) > _MOST_DIGITS for value in groups.values()):
+        return {"name": name, "engine": engine}  # no engine wrote that
     number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}
     if "size" in number:
         return {"name": name, "engine": engine, "phase": "capture", "captured_size": number["size"]}
@@ -311,6 +376,9 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     if engine.loop:
         rows = _calls_inside(rows, trace.frames)
     rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
+    if engine.loop:  # without a cache, or with several tokens to check, later calls have more than one token
+        again = pl.col("is_later") & (pl.col("phase") == "prefill")
+        rows = rows.with_columns(phase=pl.when(again).then(pl.lit("decode")).otherwise("phase"))
     for phase, pattern in (("prefill", engine.prefill), ("decode", engine.decode)):
         if pattern and rows.height:
             has = _has_inside(rows, trace.frames.filter(place.str.contains(pattern)))
@@ -327,15 +395,21 @@ def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
 
 
 def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """From each outermost call of a module inside a loop to the next one, the last to the loop's end."""
+    """From each outermost call of a module inside a loop to the next one.
+
+    The last call of a loop gets what usually follows one: behind it, a loop may do more, such as decode an image.
+    """
     loops = outermost_of(loops).select("lane", loop=pl.int_range(pl.len()), begin="start_ns", end=_end()).sort("begin")
     calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
     most = calls["module"].mode().sort().first()
     calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
-    until = pl.coalesce(pl.col("start_ns").shift(-1).over("loop"), "end")
-    return calls.with_columns(duration_ns=until - pl.col("start_ns"))
+    following = pl.col("start_ns").shift(-1).over("loop")
+    usual = (following - _end()).median().cast(pl.Int64)
+    until = pl.coalesce(following, pl.min_horizontal(_end() + usual, "end"))
+    is_later = pl.int_range(pl.len()).over("loop") > 0
+    return calls.with_columns(duration_ns=until - pl.col("start_ns"), is_later=is_later)
 
 
 def outermost_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -350,10 +424,41 @@ def _end() -> pl.Expr:
     return pl.col("start_ns") + pl.col("duration_ns")
 
 
+def _of_calls(trace: Trace) -> pl.DataFrame:
+    """Iterations by the recorder's look at the tokens of the model's calls, from each call to the next one."""
+    program, origin = trace.metadata.program, trace.metadata.origin_unix_ns
+    own = trace.operators.filter(pl.col("parent").is_null())
+    if program is None or program.model_calls is None or origin is None or own.is_empty() or trains(trace):
+        return trace.frames.clear()
+    lane = own["lane"].mode().min()
+    last = int((own["start_ns"] + own["duration_ns"]).max())
+    rows = pl.DataFrame(program.model_calls.calls, schema=_CALLS, orient="row").with_columns(
+        pl.col("start_ns") - origin
+    )
+    rows = rows.filter(pl.col("start_ns").is_between(int(own["start_ns"].min()), last))  # type: ignore[arg-type]
+    if all(begun == requests for _, requests, begun, _ in program.model_calls.calls):  # no sequence is continued
+        return rows.clear()
+    is_decode = pl.col("tokens") == pl.col("requests")
+    phase = (
+        pl.when(is_decode).then(pl.lit("decode")).when(pl.col("begun") == pl.col("requests")).then(pl.lit("prefill"))
+    )
+    return rows.with_columns(
+        lane=pl.lit(lane, pl.Int32),
+        duration_ns=pl.col("start_ns").shift(-1, fill_value=last) - pl.col("start_ns"),
+        phase=phase.otherwise(pl.lit("mixed")),
+        captured_size=pl.lit(None, pl.Int64),
+        engine=pl.lit(""),
+        source=pl.lit("inferred"),
+    )
+
+
+_CALLS: Final = {"start_ns": pl.Int64, "requests": pl.Int64, "begun": pl.Int64, "tokens": pl.Int64}
+
+
 def _of_lookups(trace: Trace) -> pl.DataFrame:
     """Iterations of a loop that generates: from one lookup of tokens to the next, mostly of one token a request."""
     lookups = _lookups(trace)
-    if lookups.height < _FEWEST or trace.operators["name"].str.contains(_TRAINS).any():
+    if lookups.height < _FEWEST or trains(trace):
         return lookups.clear()
     lookups = lookups.filter(pl.col("lane") == lookups["lane"].mode().min())
     single = lookups["each"] == 1
@@ -367,12 +472,22 @@ def _of_lookups(trace: Trace) -> pl.DataFrame:
     )
 
 
+def is_within_an_answer(operators: pl.DataFrame) -> bool:
+    """Whether these operators decode, and at most one prompt is read: nothing of an answer has ended."""
+    each = _lookups_of(operators)["each"]
+    return bool((each == 1).any()) and int((each > 1).sum()) < 2
+
+
 def _lookups(trace: Trace) -> pl.DataFrame:
     """Lookups of tokens in the largest table of embeddings, with phase, requests and tokens by their shapes."""
-    rows = trace.operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
+    return _lookups_of(trace.operators)
+
+
+def _lookups_of(operators: pl.DataFrame) -> pl.DataFrame:
+    rows = operators.filter(pl.col("name") == "aten::embedding", pl.col("input_shapes").is_not_null())
     shapes = pl.col("input_shapes").str.extract_groups(_SHAPES)
     rows = rows.with_columns(shapes).unnest("input_shapes")
-    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64))
+    rows = rows.cast(dict.fromkeys(("entries", "first", "second"), pl.Int64), strict=False)
     rows = rows.filter(pl.col("entries") == pl.col("entries").max()).sort("start_ns")
     each = pl.col("second")
     return rows.select(

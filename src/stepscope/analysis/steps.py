@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.serving import PUT_ASIDE, iteration_table
+from stepscope.analysis.serving import PUT_ASIDE, iteration_table, trains
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.window import Times
@@ -63,7 +63,8 @@ class StepSummary:
 def step_table(trace: Trace, iterations: pl.DataFrame | None = None) -> pl.DataFrame:
     """Steps in order; columns as in STEP_SCHEMA. Empty if neither annotations nor repetition show steps.
 
-    Iterations of an engine that serves are steps, unless the program marked steps of which each holds one. A marked
+    Iterations of an engine that serves are steps, unless the program trains, or marked steps that each hold one, or the
+    iterations are inferred from a recording of stepscope, whose facts and times are about the marked steps. A marked
     step in which graphs were captured or the engine warmed up is none; where nothing else happened, there are no steps.
 
     Args:
@@ -73,7 +74,9 @@ def step_table(trace: Trace, iterations: pl.DataFrame | None = None) -> pl.DataF
     aside = pl.col("phase").is_in(PUT_ASIDE).fill_null(False)
     served = iterations.filter(~aside)
     steps = _without_most_of(_annotated(trace, "host"), iterations.filter(aside))
-    if served.height >= MANY_ITERATIONS * steps.height and iterations.height:
+    are_kept = steps.height > 0 and trace.metadata.program is not None and "inferred" in iterations["source"]
+    are_steps = iterations.height and served.height >= MANY_ITERATIONS * steps.height and not are_kept
+    if are_steps and not trains(trace):
         return _with_complete(_of_iterations(served), trace.metadata.window, may_be_cut=False)
     for find in (
         partial(_annotated, kind="device"),

@@ -32,6 +32,7 @@ from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules._device import busy_work
+from stepscope.diagnosis.rules.graph_break import CompileUse, compile_use
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
@@ -65,12 +66,14 @@ class SetApart:
     Attributes:
         what: what took most of it: a kind of device work or a cause of idle or host time.
         share: part of the step that it took, 0 to 1.
+        phase: of an engine's iteration, such as "prefill"; "" otherwise.
     """
 
     index: int
     duration_ns: int
     what: str
     share: float
+    phase: str = ""
 
 
 def once(view: View) -> tuple[Once, ...]:
@@ -106,7 +109,11 @@ def set_apart(view: View) -> tuple[SetApart, ...]:
     measured = view.complete_steps["index"].implode()
     gone = view.steps.filter(pl.col("complete") & ~pl.col("index").is_in(measured))
     steps = gone.sort("start_ns").select("index", "start_ns", "duration_ns").iter_rows()
-    return tuple(_described(view, index, Window(start, start + length)) for index, start, length in steps)
+    phases = dict(view.iterations.select("start_ns", "phase").drop_nulls().iter_rows())
+    return tuple(
+        replace(_described(view, index, Window(start, start + length)), phase=phases.get(start, ""))
+        for index, start, length in steps
+    )
 
 
 def _described(view: View, index: int, window: Window) -> SetApart:
@@ -240,6 +247,7 @@ class Diagnosis:
             Savings are shares of such a step.
         busy: work that takes a noticeable part of the step on the device, costliest first.
         graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
+        compiled: what torch.compile did; None without its log.
         serving: what was served; None if the program neither serves nor generates.
     """
 
@@ -279,6 +287,7 @@ class Diagnosis:
     unrecorded_ns: int = 0
     busy: tuple[BusyWork, ...] = ()
     graphs: GraphUse | None = None
+    compiled: CompileUse | None = None
     serving: ServingSummary | None = None
 
     @property
@@ -455,6 +464,7 @@ def _diagnosis(
         unrecorded_ns=_unrecorded_ns(view),
         busy=busy_work(view),
         graphs=graph_use(trace),
+        compiled=compile_use(view),
         serving=view.serving,
     )
 

@@ -123,11 +123,16 @@ class InServing:
     Attributes:
         purpose: of the engine's own option, which is the remedy's code; see `data/engines.toml`.
         code: what to write where the engine is unknown or has no such option.
+        needs_device: whether it is a remedy only where a device does the work.
     """
 
     text: str
     purpose: str
     code: str
+    needs_device: bool = False
+
+    def is_for(self, view: View) -> bool:
+        return view.serves and (view.device is not None or not self.needs_device)
 
     def remedy(self, view: View) -> Remedy:
         return Remedy(self.text, view.engine.options.get(self.purpose, self.code))
@@ -216,9 +221,11 @@ class Rule:
             weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
             figures.insert(found.share_at, limits.figure(found.limit, view.share(weighed_ns)))
         remedy = found.remedy
-        if view.framework is not None and not found.for_every_framework:
+        if found.for_every_framework:
+            pass
+        elif view.framework is not None:
             remedy = self.remedies.get(view.framework, remedy)
-        elif self.serving is not None and view.serves and not found.for_every_framework:
+        elif self.serving is not None and self.serving.is_for(view):
             remedy = self.serving.remedy(view)
         return Finding(
             self.id,

@@ -25,6 +25,7 @@ from stepscope.analysis.serving import (
     engine_called,
     iteration_costs,
     serving_summary,
+    trains,
 )
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
@@ -48,7 +49,6 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
     "jax": r"^PjitFunction|^jit\(|\bjit_\w|(?:^|/)jax/|backend_compile|^\$?(?:pjit|api|pxla|dispatch)\.py[:(]",
 }
 """Patterns of names that only this framework records; the first match counts."""
-_OF_TRAINING: Final = r"^autograd::engine|Backward\d*$|^Optimizer\.|^OptimizerStep|optimizer_step|^backward$"
 _Result = TypeVar("_Result")
 MOSTLY_ONCE = 0.5
 """One-off share of a one-step recording that leaves nothing to promise."""
@@ -164,8 +164,7 @@ class View(StepView):
     @cached_property
     def trains(self) -> bool:
         """Whether a backward pass or an optimizer's step was recorded; other programs get no advice on training."""
-        operators, annotations = self.trace.operators["name"], self.trace.annotations["name"]
-        return bool(operators.str.contains(_OF_TRAINING).any() or annotations.str.contains(_OF_TRAINING).any())
+        return trains(self.trace)
 
     @cached_property
     def iteration_costs(self) -> pl.DataFrame:

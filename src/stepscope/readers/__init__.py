@@ -22,7 +22,7 @@ from stepscope.record.run_folder import recording_of
 from stepscope.trace.cache import TraceCache, content_key, temporary_store
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
-from stepscope.trace.program_facts import EvaluationFacts
+from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts
 from stepscope.trace.window import StepRange, Window
 
 __all__ = ["READERS", "open_trace", "trace_files"]
@@ -76,6 +76,10 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
         ),
         "a log of operators that ran on the CPU, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --fallback-log FILE",
+    ),
+    (
+        re.compile(rb"\A(?:\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [^\n]{1,400}\] \{"),
+        "a log of torch.compile, not a trace: give it beside one, with stepscope diagnose TRACE --compile-log FILE",
     ),
     (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
 )
@@ -336,7 +340,7 @@ def unrecorded_steps(stretches: object) -> UnrecordedSteps | None:
 
 
 def with_unrecorded_steps(trace: Trace, path: str | Path) -> Trace:
-    """Add the times of the run's unrecorded steps to a trace in the folder of a run, and the evaluations in them."""
+    """Add the times of the run's unrecorded steps to a trace in the folder of a run, and what was seen in them."""
     program = trace.metadata.program
     content = recording_of(Path(path)) if program is not None else {}
     unrecorded = unrecorded_steps(content.get("step_times"))
@@ -344,7 +348,21 @@ def with_unrecorded_steps(trace: Trace, path: str | Path) -> Trace:
         return trace
     if later := evaluations_of(content.get("evaluations")):
         program = msgspec.structs.replace(program, evaluations=later)
+    program = _with_later_calls(program, content.get("model_calls"))
     return replace(trace, metadata=replace(trace.metadata, unrecorded=unrecorded, program=program))
+
+
+def _with_later_calls(program: ProgramFacts, content: object) -> ProgramFacts:
+    """With the model's calls until the end of the run's timed steps, if the file has them."""
+    if not isinstance(content, dict) or not content or program.model_calls is None:
+        return program
+    try:
+        calls = msgspec.convert(content.get("calls"), ModelCallFacts)
+        prompts = msgspec.convert(content.get("prompts"), PromptFacts | None)
+    except msgspec.ValidationError:
+        return program
+    calls = msgspec.structs.replace(calls, files=program.model_calls.files)
+    return msgspec.structs.replace(program, model_calls=calls, prompts=prompts or program.prompts)
 
 
 def evaluations_of(content: object) -> EvaluationFacts | None:

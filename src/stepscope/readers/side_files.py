@@ -28,8 +28,11 @@ MOST_NAMES: Final = 10_000
 LARGEST_COUNT: Final = 2**62
 
 
-def lines(path: str | Path) -> Iterator[str]:
+def lines(path: str | Path, longest: int = LONGEST_LINE) -> Iterator[str]:
     """Yield the lines without their ends, from the first text on; invalid UTF-8 is replaced.
+
+    Args:
+        longest: bytes after which a line is split.
 
     Raises NotATraceError if the file is empty, UnreadableTraceError if it cannot be read.
     """
@@ -40,20 +43,20 @@ def lines(path: str | Path) -> Iterator[str]:
             some = True
             *whole, rest = (rest + block).split(b"\n")
             for line in whole:
-                yield from _pieces(line)
-            while len(rest) > LONGEST_LINE:
-                yield rest[:LONGEST_LINE].decode("utf-8", "replace")
-                rest = rest[LONGEST_LINE:]
+                yield from _pieces(line, longest)
+            while len(rest) > longest:
+                yield rest[:longest].decode("utf-8", "replace")
+                rest = rest[longest:]
         if source.damage and not some:
             raise UnreadableTraceError(f"{source.name} cannot be unpacked: {source.damage}")
-        yield from _pieces(rest)
+        yield from _pieces(rest, longest)
     finally:
         source.close()
 
 
-def _pieces(line: bytes) -> Iterator[str]:
-    for first in range(0, len(line), LONGEST_LINE):
-        yield line[first : first + LONGEST_LINE].decode("utf-8", "replace").rstrip("\r")
+def _pieces(line: bytes, longest: int) -> Iterator[str]:
+    for first in range(0, len(line), longest):
+        yield line[first : first + longest].decode("utf-8", "replace").rstrip("\r")
 
 
 _HEAD: Final = re.compile(r"^(Metric|Counter): (\S{1,200})\s*$")

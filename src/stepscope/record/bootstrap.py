@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from stepscope import guard
+from stepscope.record.batch_samples import model_calls
 from stepscope.record.bench_steps import BenchSteps
 from stepscope.record.captures import CaptureHandle, CaptureRequest, CaptureResult
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
@@ -34,6 +35,7 @@ from stepscope.record.run_process import (
     RunOptions,
     end_program,
     is_helper,
+    keep_compile_log,
     optimizer_exists,
 )
 from stepscope.record.step_objects import evaluation_watch
@@ -52,9 +54,11 @@ LOOK_AFTER_STEPS: Final = 2
 _LOOK_S: Final = 5.0
 _LOOK_STEPS: Final = 20
 """A look ends after this time, or that of this many steps, even if none ends: the program may have left its loop."""
-CALL_PATIENCE_S: Final = 3.0
+CALL_PATIENCE_S: Final = (1.0, 3.0)
 MOST_FORWARD_CALLS: Final = 512
-"""Time, or number of forward calls, after which each of them is a step unless a function around them was repeated."""
+"""Time, or number of forward calls, after which each of them is a step unless a function around them was repeated: the
+longer time if one was called again, but not yet often enough.
+"""
 LONG_WARMUP_S: Final = 60.0
 """If two steps take this long, the program is warm after them."""
 _LONGEST_STEP_S: Final = 60.0
@@ -254,6 +258,7 @@ class FirstRecording:
                 "said": self._helpers.said,
                 "step_times": self._times.to_json(),
                 "evaluations": {} if evaluations is None else msgspec.to_builtins(evaluations),
+                "model_calls": guard.attempted(model_calls().later) or {},
                 "facts": process_facts(redact=self._options.redact),
                 **({} if self._energy is None else {"energy": self._energy.record.to_json()}),
             },
@@ -348,7 +353,11 @@ class FirstRecording:
             return False
         if self._options.warmup is not None:
             return count >= self._options.warmup
-        if self._source is StepSource.FORWARD and past_s < CALL_PATIENCE_S and count < MOST_FORWARD_CALLS:
+        if (
+            self._source is StepSource.FORWARD
+            and past_s < CALL_PATIENCE_S[self._controller.expects_calls]
+            and count < MOST_FORWARD_CALLS
+        ):
             return False
         if rank_and_world_size()[1] > 1:  # every rank records the same steps
             return count >= MOST_WARMUP_STEPS
@@ -416,6 +425,8 @@ def was_imported(module: str) -> None:
         if measured is not None:
             measured.watch_torch()
         return
+    if module == "torch":
+        keep_compile_log(folder)
     hooks = _hooks_for(folder, options)
     if hooks is not None:
         mark(f"{package}_imported")

@@ -96,6 +96,7 @@ class StepController:
             started while stepscope records crashes the program.
         stays: whether captures may be requested at any time, as by an agent, so that steps are counted to the end.
         uses_jax: whether a step was detected through JAX.
+        expects_calls: whether a function around forward calls was called again, which may turn out to mark steps.
     """
 
     def __init__(
@@ -108,6 +109,7 @@ class StepController:
         self.keeps_watch = False
         self.stays = False
         self.uses_jax = False
+        self.expects_calls = False
         self._new_path = new_path or _temporary_path
         self._make_recording = make_recording or self._recording_of_its_own
         self._step = 0

@@ -10,17 +10,18 @@ import gc
 import json
 import os
 import sys
-from collections import UserDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from stepscope import guard
 from stepscope.machine.environment import process_figures, torch_settings
 from stepscope.record.annotations import CheckpointCalls
+from stepscope.record.batch_samples import PaddingSamples, model_calls
 from stepscope.record.counters import PauseWatch, StepCounters, mark, start_times
 from stepscope.record.input_stages import InputWatch, input_watch
+from stepscope.record.lines import line_of
 from stepscope.record.manifest import speed_environment
 from stepscope.record.program_objects import attributes, groups_of, parameters_in, parameters_of, unseen
 from stepscope.trace.program_facts import (
@@ -29,8 +30,8 @@ from stepscope.trace.program_facts import (
     DataParallelFacts,
     ModelFacts,
     OptimizerFacts,
-    PaddingFacts,
     ProgramFacts,
+    WaitingFacts,
     to_json,
 )
 
@@ -197,6 +198,17 @@ def _distributed(module: Any) -> DataParallelFacts:
     )
 
 
+def waiting_threads() -> tuple[WaitingFacts, ...]:
+    """Where the other threads stand in the user's code; those that stand in none are left out."""
+    own = threading.get_ident()
+    places = [line_of(frame) for thread, frame in guard.current_frames().items() if thread != own]
+    return tuple(
+        WaitingFacts(file=code.co_filename, line=line, function=code.co_name)
+        for code, line in dict.fromkeys(places)
+        if code is not None and line is not None
+    )
+
+
 def _bytes(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -222,6 +234,7 @@ class FactsRecording:
         self._checkpoints = CheckpointCalls()
         self._padding = PaddingSamples()
         self._steps: StepCounters | None = None
+        self._waiting: tuple[WaitingFacts, ...] = ()
         self._is_on = False
 
     def start(self) -> None:
@@ -233,6 +246,7 @@ class FactsRecording:
             self._checkpoints.start()
             self._padding.start()
             self._is_on = True
+            self._waiting = waiting_threads()
             self._steps = StepCounters()
             self._steps.follow(lambda: self._pauses.total_ns)
             self._steps.border(None)
@@ -284,6 +298,9 @@ class FactsRecording:
             pauses=guard.attempted(self._pauses.pauses) or (),
             steps=tuple(counted),
             padding=guard.attempted(self._padding.stop) or (),
+            prompts=guard.attempted(model_calls().prompts),
+            model_calls=guard.attempted(model_calls().calls),
+            waiting=self._waiting,
         )
 
 
@@ -305,173 +322,3 @@ def add_to_trace(path: Path, facts: ProgramFacts | None) -> None:
         file.seek(start + len(end) - 1)
         file.write(f", {json.dumps(KEY)}: {to_json(facts)}\n}}\n".encode())
         file.truncate()
-
-
-IGNORED: Final = -100
-"""The default `ignore_index` of torch's losses."""
-
-_MOST_BATCHES: Final = 64
-_MOST_POSITIONS: Final = 1 << 22
-_SHORTEST: Final = 8
-"""Tensors with fewer columns are not treated as sequences."""
-_FEWEST_POSITIONS: Final = 64
-_DEEPEST: Final = 4
-_TIMES: Final = 16
-"""Assumed size of the data set, as a multiple of the inspected rows."""
-
-
-class PaddingSamples:
-    """Measures the padding of batches from the loaders, from `start` to `stop`."""
-
-    def __init__(self) -> None:
-        self._tensors: dict[str, _Sequences] = {}
-        self._batches = 0
-        self._restore: list[Callable[[], None]] = []
-
-    def start(self) -> None:
-        from torch.utils.data import dataloader
-
-        kinds = (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter)
-        self._restore = [
-            guard.put(kind, "_next_data", guard.around(vars(kind)["_next_data"], after=self.seen))
-            for kind in kinds
-            if "_next_data" in vars(kind)
-        ]
-
-    def stop(self) -> tuple[PaddingFacts, ...]:
-        """Restore the loaders; return the findings, the most padded first."""
-        self.give_back()
-        self._look_around()
-        found = [sequences.facts(name) for name, sequences in self._tensors.items()]
-        found = [facts for facts in found if facts.padding_share or facts.ignored_share]
-        return tuple(sorted(found, key=lambda facts: -(facts.padding_share or 0.0)))
-
-    def give_back(self) -> None:
-        while self._restore:
-            self._restore.pop()()
-
-    @guard.entry
-    def seen(self, _: None, batch: Any, iterator: Any) -> None:
-        """Measure a batch; one that cannot be inspected is skipped."""
-        with guard.attempt(), unseen:
-            self.add(batch)
-
-    def add(self, batch: Any) -> None:
-        """Measure one batch: a tensor, or nested lists, tuples and dictionaries of tensors."""
-        if self._batches >= _MOST_BATCHES:
-            return
-        self._batches += 1
-        for name, tensor in _tensors(batch, ""):
-            self._add(name or "batch", tensor)
-
-    def _add(self, name: str, tensor: Any) -> None:
-        if not 0 < tensor.numel() <= _MOST_POSITIONS:
-            return
-        # these operators are not recorded by any profiler
-        numbers = tensor.numpy()
-        if not ({int(numbers.min()), int(numbers.max())} <= {0, 1}):  # a mask, or token types: no sequence of its own
-            self._tensors.setdefault(name, _Sequences()).add(numbers)
-
-    def _look_around(self) -> None:
-        """Measure live integer tensors that did not come from a loader, such as labels made in the step."""
-        import torch
-
-        found = []
-        for each in gc.get_objects():
-            with guard.attempt():
-                if type(each) is torch.Tensor and _is_sequences(each) and each.numel() <= _MOST_POSITIONS:
-                    found.append(each)
-        found.sort(key=lambda tensor: -tensor.numel())
-        ignoring = [each for each in found if (each.numpy() == IGNORED).any()]
-        batches = [each for each in found if each.dim() == 2]
-        if ignoring and not any(sequences.ignored for sequences in self._tensors.values()):
-            self._add("a tensor of targets", ignoring[0])
-        if batches and not self._batches:
-            self._add("a tensor of the batch", batches[0])
-
-
-class _Sequences:
-    def __init__(self) -> None:
-        self.batches = 0
-        self.positions = 0
-        self.ignored = 0
-        self._padding = 0
-        self._rows: list[int] = []
-        self._sizes: list[int] = []
-        self.longest = 0
-
-    def add(self, numbers: Any) -> None:
-        self.batches += 1
-        self.positions += numbers.size
-        self.ignored += int((numbers == IGNORED).sum())
-        if numbers.ndim != 2 or numbers.shape[1] < _SHORTEST:
-            return
-        lengths = _lengths(numbers)
-        self._rows += lengths
-        self._sizes.append(len(lengths))
-        self._padding += numbers.size - sum(lengths)
-        self.longest = max(self.longest, numbers.shape[1])
-
-    def facts(self, name: str) -> PaddingFacts:
-        padded = sum(self._rows) + self._padding
-        left = sum(size * max(rows) - sum(rows) for size, rows in self._sorted())
-        real = sum(self._rows) * _TIMES
-        return PaddingFacts(
-            name=name,
-            batches=self.batches,
-            positions=self.positions,
-            padding_share=self._padding / padded if padded else None,
-            sorted_padding_share=left / (real + left) if real else None,
-            longest=self.longest or None,
-            ignored_share=self.ignored / self.positions if self.positions else None,
-        )
-
-    def _sorted(self) -> Iterator[tuple[int, list[int]]]:
-        """Yield the rows sorted into batches of the same sizes, an estimate for sorting the whole data set."""
-        rows = iter(length for length in sorted(self._rows) for _ in range(_TIMES))
-        for size in self._sizes * _TIMES:
-            batch = list(islice(rows, size))
-            if batch:
-                yield len(batch), batch
-
-
-def _lengths(rows: Any) -> list[int]:
-    """Return each row's length without the padding number at its end.
-
-    The padding number is the one that most rows repeat at their end.
-    """
-    import numpy as np
-
-    last = rows[:, -1]
-    repeats = last[rows[:, -2] == last]
-    if not len(repeats):
-        return [int(rows.shape[1])] * int(rows.shape[0])
-    numbers, counts = np.unique(repeats, return_counts=True)
-    real = rows != numbers[np.argmax(counts)]
-    lengths: list[int] = np.where(real.any(1), rows.shape[1] - np.argmax(real[:, ::-1], axis=1), 0).tolist()
-    return lengths
-
-
-def _is_sequences(tensor: Any) -> bool:
-    import torch
-
-    kinds = (torch.int64, torch.int32)
-    is_plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.dtype in kinds
-    return is_plain and tensor.dim() in (1, 2) and tensor.numel() >= _FEWEST_POSITIONS
-
-
-def _tensors(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    import torch
-
-    kind = type(value)
-    if kind is torch.Tensor:
-        if _is_sequences(value):
-            yield name, value
-    elif depth < _DEEPEST and issubclass(kind, (dict, UserDict)):
-        named = value if issubclass(kind, dict) else attributes(value).get("data", {})
-        for key, inner in list(dict.items(named))[:32]:
-            yield from _tensors(inner, f"{name}.{key}".strip("."), depth + 1)
-    elif depth < _DEEPEST and issubclass(kind, (list, tuple)):
-        parts = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
-        for place, inner in enumerate(islice(parts, 32)):
-            yield from _tensors(inner, f"{name}[{place}]", depth + 1)

@@ -31,9 +31,10 @@ from types import FrameType
 from typing import Any, Final
 
 from stepscope import guard
+from stepscope.record.batch_samples import model_calls
 from stepscope.record.controller import StepController, StepSource, controller, set_controller
 from stepscope.record.counters import mark
-from stepscope.record.lines import compiling
+from stepscope.record.lines import compiles, compiling, while_nothing_compiles
 from stepscope.record.program_objects import attributes, parameters_of
 from stepscope.record.repetition import Repetition
 
@@ -116,7 +117,7 @@ class StepHooks(_Hooks):
         if self._watches_input:
             _watch_input(self, True)
         self._removals = {
-            StepSource.CALL: _ForwardCalls(self._seen).remove,
+            StepSource.CALL: _ForwardCalls(self._seen, self._controller).remove,
             StepSource.LOADER: _loader_hook(self._seen),
             StepSource.OPTIMIZER: _optimizer_hook(self._seen),
         }
@@ -266,8 +267,9 @@ class _ForwardCalls:
     program may make one for each request.
     """
 
-    def __init__(self, seen: Callable[[StepSource], None]) -> None:
+    def __init__(self, seen: Callable[[StepSource], None], controller: StepController) -> None:
         self._seen = seen
+        self._controller = controller
         self._removed = False
         self._calls = 0
         self._missed = 0  # calls of others of its class since its own last call
@@ -281,7 +283,8 @@ class _ForwardCalls:
 
     def remove(self) -> None:
         self._removed = True
-        self._restore()
+        with while_nothing_compiles():
+            self._restore()
         self._restore = lambda: None
 
     @guard.entry(in_background=True)
@@ -300,8 +303,11 @@ class _ForwardCalls:
                     return
 
     def _next_call(self, since_s: float) -> Any:
-        """Return the next module that is called, after samples have found none for a while; None without one."""
-        if since_s < self._next_catch_s:
+        """Return the next module that is called, after samples have found none for a while; None without one.
+
+        A program that compiles would trace what replaces every module's call.
+        """
+        if since_s < self._next_catch_s or compiles():
             return None
         self._next_catch_s = since_s * 2
         base: Any = sys.modules["torch.nn.modules.module"].Module
@@ -310,7 +316,8 @@ class _ForwardCalls:
         until = time.monotonic() + _CATCH_S
         while self._caught is None and not self._removed and time.monotonic() < until:
             time.sleep(_LOOK_S[0][1])
-        restore()
+        with while_nothing_compiles():
+            restore()
         caught, self._caught, self._catches = self._caught, None, False
         return caught
 
@@ -331,12 +338,14 @@ class _ForwardCalls:
             self._caught = module
             return
         is_new = self._repetition.begins(around)
+        self._controller.expects_calls = self._repetition.has_candidates
         self._missed = 0 if module is self._found() else self._missed + 1
         if self._missed > _MOST_MISSED or self._found() is None:
             self._found, self._missed = weakref.ref(module), 0
         if is_new or not self._missed:
             self._calls += 1
             self._seen(StepSource.CALL if is_new else StepSource.FORWARD)
+            model_calls().called(around, positional, named)
 
     def _repeats(self) -> bool:
         """Whether the module is called again; if not, restore its class."""
@@ -346,7 +355,8 @@ class _ForwardCalls:
                 return True
             time.sleep(_LOOK_S[0][1])
         self._calls = 0
-        self._restore()
+        with while_nothing_compiles():
+            self._restore()
         return self._removed
 
 

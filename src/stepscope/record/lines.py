@@ -9,12 +9,13 @@ everything.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
 from array import array
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from types import CodeType, FrameType
 from typing import Any, Final, Protocol
 
@@ -94,10 +95,34 @@ def line_of(frame: FrameType | None, busy: Container[CodeType] = ()) -> tuple[Co
     return None, None
 
 
+_LONGEST_COMPILATION_S: Final = 300.0
+
+
 def compiling() -> Callable[[], bool]:
     """Return a function that says whether torch.compile is tracing; replacements must be invisible to it."""
     found: Callable[[], bool] = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", lambda: False)
     return found
+
+
+def compiles() -> bool:
+    """Whether the program has made compiled functions by torch.compile.
+
+    What replaces a method of its modules then is traced, and compiled as a part of the program.
+    """
+    evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return bool(getattr(evaluation, "cached_backends", None))
+
+
+@contextlib.contextmanager
+def while_nothing_compiles() -> Iterator[None]:
+    """Wait until no thread compiles: what a compilation has traced must not be gone before it makes its guards."""
+    lock: Any = getattr(sys.modules.get("torch._dynamo.convert_frame"), "compile_lock", None)
+    held = lock is not None and lock.acquire(timeout=_LONGEST_COMPILATION_S)
+    try:
+        yield
+    finally:
+        if held:
+            lock.release()
 
 
 def hide_from_compiler(*functions: Callable[..., Any]) -> None:

@@ -215,7 +215,7 @@ def _types_of_recording() -> dict[str, Any]:
     return {
         **dict.fromkeys(("steps", "first_step", "asked_steps", "world_size", "process", "captures"), whole),
         **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), str),
-        **dict.fromkeys(("facts", "energy", "evaluations"), dict[str, Any]),
+        **dict.fromkeys(("facts", "energy", "evaluations", "model_calls"), dict[str, Any]),
         "said": list[str],
         "step_times": list[dict[str, Any]],
     }

@@ -350,6 +350,7 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
     seen = guard.attempted(look.facts) or LookFacts()
     files = [place.file for place in lines.locations]
     files += [stage.file for stage in facts.input_stages if stage.file is not None]
+    files += [place.file for place in facts.waiting]
     loops, bindings = guard.attempted(lambda: source_facts(files)) or ((), ())
     functions, works = guard.attempted(lambda: work_facts(files)) or ((), ())
     wanted = {(each.file, each.line, each.name) for each in seen.values}

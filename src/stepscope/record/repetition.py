@@ -50,6 +50,11 @@ class Repetition:
         self._chosen_s = 0.0  # when the first one was
         self._has_started = False
 
+    @property
+    def has_candidates(self) -> bool:
+        """Whether a function around the model's calls was called again."""
+        return bool(self._counts)
+
     def begins(self, frames: list[FrameType]) -> bool:
         """Whether a new call of the chosen function has come to the model; False while none is chosen.
 

@@ -5,6 +5,7 @@
                                               XLA's profiler recorded it
     <root>/<name>/rank<R>/recording-<P>.json  how the recording of process P went
     <root>/<name>/rank<R>/telemetry.*         logged and sampled values
+    <root>/<name>/compile/*.log               what torch.compile did, in its own words
     <root>/<name>/requests/                   capture requests as files
     <root>/<name>/agents/rank<R>.json         address and token of a process's agent
 
@@ -25,6 +26,7 @@ from stepscope.files import private_file, private_folder, read_kept, readable, s
 from stepscope.record.manifest import RunManifest, of_recording
 
 MANIFEST: Final = "run.json"
+_COMPILE: Final = "compile"
 _RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
 _TRACE: Final = re.compile(r"trace-(\d{1,9})\.(?:json(?:\.gz)?|xplane\.pb)", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,99}", re.ASCII)
@@ -82,6 +84,11 @@ class RunFolder:
     @property
     def requests(self) -> Path:
         return self.path / "requests"
+
+    @property
+    def compile_logs(self) -> Path:
+        """The folder that torch makes for its logs of compilation, if the program compiles."""
+        return self.path / _COMPILE
 
     @property
     def agents(self) -> Path:
@@ -154,6 +161,15 @@ class RunFolder:
 
     def was_seen(self, what: str) -> bool:
         return (self.path / _SEEN / what).exists()
+
+
+def compile_folder_beside(trace: str | Path) -> Path | None:
+    """Return the folder with torch's logs of compilation of the run that a trace belongs to; None if there is none."""
+    rank = Path(os.path.abspath(trace)).parent
+    if not _RANK.fullmatch(rank.name) or not is_run_folder(rank.parent):
+        return None
+    folder = rank.parent / _COMPILE
+    return folder if folder.is_dir() else None
 
 
 def recording_of(trace: Path) -> dict[str, Any]:

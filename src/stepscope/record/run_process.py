@@ -14,7 +14,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from stepscope import guard
+from stepscope.files import private_folder
 from stepscope.record.manifest import rank_and_world_size
+from stepscope.record.run_folder import RunFolder
 from stepscope.record.schedule import RecordOptions
 
 RUN: Final = "STEPSCOPE_RUN"
@@ -121,6 +124,57 @@ class BackgroundHelpers:
 
     def recording_ends(self) -> None:
         self._undo.close()
+
+
+MOST_LOG_BYTES: Final = 256 * 2**20
+"""Bytes of torch's log of compilation that a process writes; what is compiled later is not in it."""
+
+
+def keep_compile_log(folder: RunFolder) -> None:
+    """Let torch write what it compiles into the run's folder, unless the program has it written elsewhere.
+
+    Its handler makes a file with the first compilation. If that fails, as on a full disk, only the log ends.
+    """
+    module = sys.modules.get("torch._logging._internal")
+    handler = getattr(module, "LOG_TRACE_HANDLER", None)
+    if getattr(handler, "root_dir", "") is None:
+        log = _CompileLog(handler, folder.compile_logs)
+        guard.on_failure("", log.end)
+
+
+class _CompileLog:
+    """Takes the records of torch's handler for compilations, and writes them into a folder."""
+
+    def __init__(self, handler: Any, folder: Path) -> None:
+        self._handler, self._folder = handler, folder
+        self._emit = handler.emit
+        self._give_back = (guard.put(handler, "emit", self.emit), guard.put(handler, "handleError", self._fail))
+
+    def _fail(self, record: Any) -> None:
+        """Hand on what the handler caught, which logging would print."""
+        error = sys.exc_info()[1]
+        if error is not None:
+            raise error
+
+    def emit(self, record: Any) -> None:
+        """Write a record; called by the program's compilations, none of which an error here stops."""
+        with guard.attempt():
+            if self._handler.root_dir is None:
+                private_folder(self._folder)
+                self._handler.root_dir = str(self._folder)
+            self._emit(record)
+            stream = self._handler.stream
+            if stream is None or stream.tell() < MOST_LOG_BYTES:
+                return
+        self.end()
+
+    def end(self) -> None:
+        """Leave the handler as it was, and write no more."""
+        for give_back in self._give_back:
+            give_back()
+        self._handler.root_dir = None
+        with guard.attempt():
+            self._handler._close_stream()
 
 
 def is_helper() -> bool:

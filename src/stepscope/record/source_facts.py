@@ -121,9 +121,13 @@ def _operations(node: ast.AST) -> list[str]:
         return [_OPERATORS.get(type(node.op), "")]
     if isinstance(node, ast.Call):
         name = node.func.attr.rstrip("_") if isinstance(node.func, ast.Attribute) else dotted_name(node.func)
-        on = [each.arg for each in node.keywords if isinstance(each.value, ast.Constant) and each.value.value is True]
-        return [name, *(f"{option}=True" for option in on)]
+        return [name, *(_option(each) for each in node.keywords if each.arg is not None)]
     return []
+
+
+def _option(keyword: ast.keyword) -> str:
+    is_on = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+    return f"{keyword.arg}=True" if is_on else f"{keyword.arg}="
 
 
 def with_readers(lists: tuple[ListFacts, ...]) -> tuple[ListFacts, ...]:

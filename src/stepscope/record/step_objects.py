@@ -119,6 +119,7 @@ _KINDS: Final = (
     ("pool", "multiprocessing.pool", "Pool"),
     ("pool", "concurrent.futures._base", "Executor"),
 )
+_CONTAINERS: Final = "torch.nn.modules.container"
 _COMPILER: Final = ("torch", "compile")
 _MOST_MADE: Final = 50
 _MOST_BEGUN: Final = 1000
@@ -161,7 +162,7 @@ class MadeInSteps:
         """Count what a constructor made, unless it was made while another of these kinds is being made."""
         if self._making and self._making[-1][0] == id(frame):
             _, kind = self._making.pop()
-            if not self._making:
+            if not self._making and not _is_part_of_a_container(caller):
                 self._count(kind, type(_first_argument(frame)).__name__, caller, ns)
 
     def _count(self, kind: str, name: str, caller: FrameType | None, ns: int) -> None:
@@ -190,6 +191,15 @@ class MadeInSteps:
             )
             for place in always[:_MOST_MADE]
         )
+
+
+def _is_part_of_a_container(caller: FrameType | None) -> bool:
+    """Whether a container of modules makes another one of some of them: nothing is made anew."""
+    return (
+        caller is not None
+        and caller.f_code.co_name == "__getitem__"
+        and caller.f_globals.get("__name__") == _CONTAINERS
+    )
 
 
 def _kind_of(made: Any) -> str | None:

@@ -50,6 +50,7 @@ from stepscope.report.words import (
     busiest_device,
     busy_sentences,
     causes_of,
+    compile_sentences,
     device_table,
     diff_text,
     exceptional_sentences,
@@ -274,6 +275,8 @@ def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
     busy = _items(busy_sentences(diagnosis))
     yield from section_if("What the device worked on, and what it reached", *busy, id=f"{key}-busy", link="Busy")
     graphs = _items(graph_sentences(diagnosis))
+    compiled = _items(compile_sentences(diagnosis))
+    yield from section_if("What torch.compile did", *compiled, id=f"{key}-compile", link="Compiled")
     yield from section_if("Kernels in graphs", *graphs, id=f"{key}-graphs", link="Graphs")
     yield from _glances(diagnosis, key)
     yield from _steps(report, key)
@@ -563,6 +566,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({} if diagnosis.compiled is None else {"compile": diagnosis.compiled}),
         **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),
         **({} if diagnosis.serving is None else {"serving": diagnosis.serving}),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
@@ -578,7 +582,10 @@ def _accounting(device: StepTime, diagnosis: Diagnosis) -> dict[str, Any]:
 def _trace_json(diagnosis: Diagnosis) -> dict[str, Any]:
     metadata = diagnosis.metadata
     names = ("path", "format", "events", "rank", "world_size", "origin_unix_ns", "host", "window")
-    evidence = {"evidence": metadata.evidence} if metadata.evidence is not None else {}
+    given = metadata.evidence
+    evidence = (
+        {} if given is None else {"evidence": fields(given, *(each for each in fields(given) if each != "compiled"))}
+    )
     return {**fields(metadata, *names), "warnings": diagnosis.warnings, **evidence}
 
 

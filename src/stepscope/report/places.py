@@ -13,7 +13,7 @@ from stepscope.analysis.places import PHASE_COLUMNS, PlaceCosts
 from stepscope.analysis.serving import PhaseSummary, ServingSummary
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.document import Document, Section, Table, Text, fields, stamped, texts
-from stepscope.report.format import cell, count, duration, printable, share
+from stepscope.report.format import cell, count, duration, file_name, printable, share
 from stepscope.report.tables import heading as column_heading
 from stepscope.report.tables import showing
 from stepscope.trace.model import XLA_FORMATS
@@ -40,7 +40,7 @@ _PHASES: Final = {
     "mixed": "both at once",
     "capture": "graph capture",
     "warm_up": "warm-up",
-    "": "phase unknown",
+    "": "iterations",
 }
 _LIBRARIES: Final = "its Python frames are those of libraries. --user-code PATTERN says which of their files are yours."
 
@@ -232,10 +232,23 @@ def glances(diagnosis: Diagnosis, devices: Sequence[str] | None = None) -> tuple
 
 def serving_glance(serving: ServingSummary) -> Glance:
     """Summarise what was served: each phase, times per token, the fullest batch, and what was put aside."""
-    rows = [(_PHASES[each.phase], _iterations(each), _phase_words(each)) for each in serving.phases]
+    rows = [
+        (_PHASES[each.phase], _iterations(each), _phase_words(each, is_marked=serving.source == "annotation"))
+        for each in serving.phases
+    ]
+    if serving.functions:
+        parts = [
+            f"{share(each.share)} {each.function}" + (f" ({file_name(each.file)})" if each.file else "")
+            for each in serving.functions
+        ]
+        rows.append(("host's time", f"of {_PHASES[serving.phases[0].phase]}", ", ".join(parts)))
     if serving.time_per_output_token_ns is not None:
         what = "from the start of a decoding iteration to the next (median)"
         rows.append(("time per token", duration(serving.time_per_output_token_ns), what))
+        tokens = next((each.tokens for each in serving.phases if each.phase == "decode"), None)
+        if tokens is not None and serving.time_per_output_token_ns:
+            rate = round(tokens * 1e9 / serving.time_per_output_token_ns)
+            rows.append(("throughput", f"{count(rate)} tokens/s", "of all requests together, while they decode"))
     if serving.time_to_first_token_ns is not None:
         what = "from the start of a prefill to the iteration after it (median); waiting in the queue comes before"
         rows.append(("first token", duration(serving.time_to_first_token_ns), what))
@@ -257,13 +270,19 @@ def _iterations(phase: PhaseSummary) -> str:
     return "1 iteration" if phase.count == 1 else f"{count(phase.count)} iterations"
 
 
-def _phase_words(phase: PhaseSummary) -> str:
+def _phase_words(phase: PhaseSummary, *, is_marked: bool) -> str:
     """A phase's typical iteration: times, batch, and how it is launched."""
     parts = [f"{duration(phase.host_ns)} on the host"]
     if phase.device_ns is not None:
         parts.append(f"{duration(phase.device_ns)} of work on the device")
-    batch = [(phase.requests, "request"), (phase.tokens, "token")]
-    parts += [f"{count(number)} {word}{'' if number == 1 else 's'}" for number, word in batch if number is not None]
+    if phase.requests is not None:
+        parts.append(f"{count(phase.requests)} request{'' if phase.requests == 1 else 's'}")
+        if phase.fewest_requests != phase.most_requests:
+            parts[-1] += f" ({count(phase.fewest_requests or 0)} to {count(phase.most_requests or 0)})"
+    if phase.tokens is not None:
+        parts.append(f"{count(phase.tokens)} token{'' if phase.tokens == 1 else 's'}")
+        if is_marked and phase.phase == "decode" and phase.requests and phase.tokens > phase.requests:
+            parts[-1] += f", {phase.tokens / phase.requests:.3g} of each request at once (speculative decoding)"
     if phase.device_ns is not None:
         graphs = {0.0: "", 1.0: ", a graph among them"}.get(phase.graph_share)
         graphs = f", with a graph in {share(phase.graph_share)} of the iterations" if graphs is None else graphs

@@ -10,6 +10,7 @@ import polars as pl
 from stepscope.analysis.captured import BASES
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.serving import ServingSummary
+from stepscope.analysis.steps import UNLIKE
 from stepscope.analysis.work import shapes_of
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import ONLY_AFTER, ONLY_BEFORE, SAME
@@ -18,9 +19,12 @@ from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
 from stepscope.diagnosis.finding import BusyWork, Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare
+from stepscope.diagnosis.rules.graph_break import BreakUse, CompiledFunction
+from stepscope.diagnosis.rules.recompilation import varying_guards
 from stepscope.report.document import Cause, Place
 from stepscope.report.energy import ALL_WORDS, energy
 from stepscope.report.format import change_words, count, duration, interval_words, share, share_of
+from stepscope.trace.program_facts import CompilationFacts
 
 _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
@@ -114,13 +118,19 @@ def _call(each: Once) -> str:
 
 def _set_apart_sentence(diagnosis: Diagnosis) -> str:
     longest = max(diagnosis.set_apart, key=lambda each: each.duration_ns)
-    which = f"Step {longest.index} is an outlier: it takes"
-    if len(diagnosis.set_apart) > 1:
-        which = f"{count(len(diagnosis.set_apart))} steps are outliers: the longest, step {longest.index}, takes"
+    outliers = [each for each in diagnosis.set_apart if each.duration_ns >= UNLIKE * diagnosis.typical_step_ns]
+    step = f"step {longest.index}" + (f", a {longest.phase}," if longest.phase in ("prefill", "decode") else "")
+    which = f"S{step[1:]} is an outlier: it takes"
+    if len(outliers) > 1:
+        which = f"{count(len(outliers))} steps are outliers: the longest, {step.rstrip(',')}, takes"
     what = {"compute": "computation", "copy_in": "copies", "copy_out": "copies"}.get(longest.what, longest.what)
     most = f"{share(longest.share)} of that is {what.replace('_', ' ')}"
     mean = f"with it, the mean of all complete steps is {duration(diagnosis.mean_step_ns)}"
-    return f"{which} {duration(longest.duration_ns)}; {most}; {mean}."
+    others = len(diagnosis.set_apart) - max(len(outliers), 1)
+    rest = (
+        f" On the shorter side of it, {count(others)} more {'is' if others == 1 else 'are'} left out." if others else ""
+    )
+    return f"{which} {duration(longest.duration_ns)}; {most}; {mean}.{rest}"
 
 
 def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
@@ -225,6 +235,78 @@ def graph_sentences(diagnosis: Diagnosis) -> list[str]:
     return found
 
 
+def compile_sentences(diagnosis: Diagnosis) -> list[str]:
+    """What torch.compile did: each function's compilations and time, its graphs, breaks, guards and fused kernels."""
+    use = diagnosis.compiled
+    if use is None:
+        return []
+    every = "a step" if diagnosis.step_source != "none" else "in the recording"
+    found = [sentence for function in use.functions for sentence in _function_sentences(function, every)]
+    found += [_break_sentence(each, every) for each in use.breaks]
+    if len(use.functions) > 1:
+        whole = f"All {count(len(use.functions))} functions were compiled {count(use.compilations)} times"
+        found.append(f"{whole} in {duration(use.compile_ns)}{_cold(use.cold_ns, use.compile_ns)}.")
+    return found
+
+
+def _cold(cold_ns: int | None, compile_ns: int) -> str:
+    if cold_ns is None:
+        return ""
+    if not cold_ns:
+        return ", all of it from Inductor's cache"
+    return "" if cold_ns == compile_ns else f", {duration(cold_ns)} of it without Inductor's cache"
+
+
+def _function_sentences(function: CompiledFunction, every: str) -> Iterator[str]:
+    name = f"{function.function} ({function.file}:{function.line})"
+    times = "once" if function.compilations == 1 else f"{count(function.compilations)} times"
+    text = f"{name} was compiled {times}"
+    if function.compile_ns is not None:
+        text += f" in {duration(function.compile_ns)}{_cold(function.cold_ns, function.compile_ns)}"
+    if function.graphs:
+        graphs = "graph" if function.graphs == 1 else "graphs"
+        kernels = "fused kernel" if function.fused_kernels == 1 else "fused kernels"
+        text += f": {count(function.graphs)} {graphs} with {count(function.fused_kernels)} {kernels}"
+    if function.ns_per_step is not None:
+        checks = duration(function.lookup_ns_per_step or 0)
+        text += (
+            f"; it takes {duration(function.ns_per_step)} {every} on the host, and the checks of its guards {checks}"
+        )
+    yield f"{text}."
+    if function.failure:
+        yield f"{function.function} could not be compiled and runs as before: {function.failure}"
+    facts = [CompilationFacts(function=function.function, reason=each.guard) for each in function.recompilations]
+    line = next((each.called_from for each in function.recompilations if each.called_from), None)
+    varying = varying_guards(facts)
+    for guard in varying[:_MOST_GUARDS]:
+        again = "once again" if guard.count == 1 else f"{count(guard.count)} times again"
+        at = f", called at {line}" if line is not None else ""
+        yield f"{function.function} was compiled {again}{at}, because {guard.what}."
+    if len(varying) > _MOST_GUARDS:
+        rest = len(varying) - _MOST_GUARDS
+        yield f"{count(rest)} other {'guard' if rest == 1 else 'guards'} of it failed."
+    if function.kernels:
+        shown = ", ".join(f"{each.name} {duration(each.ns_per_step)}" for each in function.kernels[:_MOST_KERNELS])
+        where = function.kernels[0].on
+        yield f"Its costliest kernels and graphs {every} on the {where}: {shown}."
+
+
+def _break_sentence(each: BreakUse, every: str) -> str:
+    text = f"The graph break at {each.file}:{each.line}" + (f" ({each.reason})" if each.reason else "")
+    if each.lost_ns_per_step is None or each.per_step is None:
+        text += ": the recorded steps do not show what it costs"
+    else:
+        text += f" costs {duration(each.lost_ns_per_step)} {every}: compiled code is left and entered again"
+        text += " once" if each.per_step == 1 else f" {count(each.per_step)} times"
+    if len(each.behind) > 1:
+        text += f", at {count(len(each.behind))} lines"
+    return f"{text}. {sentence(each.hint)}".rstrip()
+
+
+_MOST_GUARDS: Final = 4
+_MOST_KERNELS: Final = 4
+
+
 def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:
     shapes = " and ".join("x".join(map(str, each)) for each in shapes_of(work.input_shapes) if len(each) > 1)
     what = work.what if len(work.what) <= _SHAPES else f"{work.what[:_SHAPES]}…"
@@ -232,7 +314,8 @@ def _busy_sentence(work: BusyWork, period: str, *, is_bound: bool) -> str:
     reached = {"arithmetic peak": work.compute_share, "memory bandwidth": work.bandwidth_share}
     parts = [f"{share(value)} of the {name}" for name, value in reached.items() if value is not None]
     if not parts:
-        return f"{text}, {_kind_of(work)}; no shapes show what it could reach."
+        unknown = "what it could reach was not counted" if shapes else "no shapes show what it could reach"
+        return f"{text}, {_kind_of(work)}; {unknown}."
     of = f" of {work.peaks}" if work.peaks else ""
     text += f" reaches {'at most ' if is_bound else ''}{' and '.join(parts)}{of}; {_LIMITS.get(work.limit or '', '')}"
     text += f": {work.why}" if work.why else ""

@@ -69,6 +69,64 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """A place at which torch.compile ended a graph, and why.
+
+    Attributes:
+        reason: in the compiler's words; "explanation" and "hint" are "" where it gave none.
+        frames: the program's stack there, innermost first.
+    """
+
+    file: str
+    line: int
+    reason: str
+    explanation: str = ""
+    hint: str = ""
+    frames: tuple[CodePlace, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A graph that Inductor compiled: the key by which profilers name its calls, and its fused kernels."""
+
+    key: str | None
+    kernels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One compilation of a function, or of the rest of one after a graph break, by torch.compile's log.
+
+    Attributes:
+        number: of the function and of its compilation, as in "Torch-Compiled Region: 0/1".
+        called_from: the stack at which it was called, innermost first.
+        compile_ns, backward_ns: time to compile the forward and the backward pass.
+        cached: whether all its graphs came from Inductor's cache; None if it compiled none with Inductor.
+        reason: the guard that failed before it; None for a first compilation.
+        failure: why it could not be compiled.
+        logging_ns: time that writing the log took.
+    """
+
+    process: str
+    number: str
+    function: str
+    file: str
+    line: int
+    called_from: tuple[CodePlace, ...] = ()
+    start_unix_ns: int | None = None
+    compile_ns: int | None = None
+    backward_ns: int | None = None
+    cached: bool | None = None
+    guards: int | None = None
+    operators: int | None = None
+    graphs: tuple[CompiledGraph, ...] = ()
+    breaks: tuple[GraphBreak, ...] = ()
+    reason: str | None = None
+    failure: str | None = None
+    logging_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunCounts:
     """Combined counts of all files; None or empty if no file has them.
 
@@ -80,6 +138,7 @@ class RunCounts:
         scalar_reads: reads of single values, such as by `.item()`; included in the transfers.
         cached, missed: lookups of compiled graphs that succeeded or failed.
         fallbacks, compile_triggers, execute_triggers: most frequent first.
+        compiled: compilations by torch.compile, in the order of its log.
     """
 
     sources: tuple[str, ...] = ()
@@ -94,6 +153,7 @@ class RunCounts:
     fallbacks: tuple[Fallback, ...] = ()
     compile_triggers: tuple[Trigger, ...] = ()
     execute_triggers: tuple[Trigger, ...] = ()
+    compiled: tuple[Compilation, ...] = ()
 
     @property
     def compiles_too_often(self) -> bool:

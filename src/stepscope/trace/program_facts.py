@@ -200,6 +200,41 @@ class PaddingFacts(msgspec.Struct, kw_only=True, frozen=True):
     ignored_share: float | None = None
 
 
+class PromptFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """What the outermost module was called with, in calls of several tokens for each row.
+
+    Attributes:
+        calls: that were seen.
+        tokens: in them, without padding.
+        repeated_tokens: those at the beginning of a row, in blocks with which a row of an earlier call began, too.
+    """
+
+    calls: int = 0
+    tokens: int = 0
+    repeated_tokens: int = 0
+
+
+class ModelCallFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """The latest calls of the outermost module, as the recorder saw their tokens.
+
+    Attributes:
+        files: of the functions around them.
+        calls: of each call, in order: when it began (nanoseconds since 1970), the requests in it, how many of them
+            begin with it, and the tokens of all.
+    """
+
+    files: tuple[str, ...] = ()
+    calls: tuple[tuple[int, int, int, int], ...] = ()
+
+
+class WaitingFacts(msgspec.Struct, kw_only=True, frozen=True):
+    """Where a thread other than the steps' own stood in the user's code when the recording began."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
 class LoopFacts(msgspec.Struct, kw_only=True, frozen=True):
     """One loop in the user's source.
 
@@ -240,8 +275,8 @@ class OperationFacts(msgspec.Struct, kw_only=True, frozen=True):
 
     Attributes:
         names: for each line from the first on, those in its statement, separated by spaces: the methods that it calls,
-            each followed by the options that it switches on ("fused=True"), and torch's names of the arithmetic
-            operators and comparisons.
+            each followed by its options ("fused=True" if it switches one on, or else "fused="), and torch's names of
+            the arithmetic operators and comparisons.
     """
 
     file: str = ""
@@ -483,6 +518,9 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     start: dict[str, int] = {}
     pauses: tuple[PauseFacts, ...] = ()
     padding: tuple[PaddingFacts, ...] = ()
+    prompts: PromptFacts | None = None
+    model_calls: ModelCallFacts | None = None
+    waiting: tuple[WaitingFacts, ...] = ()
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()

@@ -8,7 +8,7 @@ delay, chosen so that the replay of the unchanged graph reproduces the measured 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Final, TypeVar
 
@@ -28,19 +28,18 @@ Record = TypeVar("Record")
 
 def nothing(kind: type[Record]) -> Record:
     """Create a record without rows."""
-    return kind(*(np.zeros(0, np.int64) for _ in kind.__slots__))  # type: ignore[attr-defined]
+    return kind(*(np.zeros(0, np.int64) for _ in fields(kind)))  # type: ignore[arg-type]
 
 
 def concatenated(first: Record, *others: Record) -> Record:
     """Concatenate records of one class."""
-    names: tuple[str, ...] = type(first).__slots__  # type: ignore[attr-defined]
+    names = [each.name for each in fields(first)]  # type: ignore[arg-type]
     return type(first)(*(np.concatenate([getattr(part, name) for part in (first, *others)]) for name in names))
 
 
 def selected(record: Record, which: npt.NDArray[np.bool_] | Rows) -> Record:
     """Select rows by a mask or indices."""
-    names: tuple[str, ...] = type(record).__slots__  # type: ignore[attr-defined]
-    return type(record)(*(getattr(record, name)[which] for name in names))
+    return type(record)(*(getattr(record, each.name)[which] for each in fields(record)))  # type: ignore[arg-type]
 
 
 def previous_in(queue: Rows, start: Times, end: Times) -> Rows:
@@ -52,7 +51,7 @@ def previous_in(queue: Rows, start: Times, end: Times) -> Rows:
     return previous
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HostScale:
     """Factors on host time; arrays of shape (n,). Factors of overlapping intervals multiply."""
 
@@ -79,21 +78,23 @@ class HostScale:
     def added_ns(self) -> float:
         """Total time added to all threads; infinite or not-a-number on overflow."""
         added = 0.0
-        for lane in np.unique(self.lane).tolist():
-            _, saved = self._saved_by(lane)
+        for _, saved in self._saved.values():
             added += float(np.maximum(-np.diff(saved), 0.0).sum())
         return added
 
     def length(self, lanes: npt.NDArray[np.int32], starts: Times, ends: Times) -> Times:
         """Scaled length of each interval of a thread's measured time, nanoseconds; shape (n,)."""
         result: Times = np.array(ends - starts, np.int64)
-        for lane in np.unique(self.lane).tolist():
+        for lane, (times, saved) in self._saved.items():
             mine = np.flatnonzero(lanes == lane)
             if len(mine):
-                times, saved = self._saved_by(lane)
                 less = np.interp(ends[mine], times, saved) - np.interp(starts[mine], times, saved)
                 result[mine] -= np.rint(less).astype(np.int64)
         return result
+
+    @cached_property
+    def _saved(self) -> dict[int, tuple[Floats, Floats]]:
+        return {lane: self._saved_by(lane) for lane in np.unique(self.lane).tolist()}
 
     def _saved_by(self, lane: int) -> tuple[Floats, Floats]:
         """Break points of the thread's time, and the time saved up to each."""

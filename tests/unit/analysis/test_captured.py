@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 
 from stepscope.analysis.attribution import attribute
-from stepscope.analysis.captured import graph_operators, graph_use, tied_kernels, why_not_tied
+from stepscope.analysis.captured import graph_calls, graph_operators, graph_use, tied_kernels, why_not_tied
 from stepscope.analysis.idle import idle_time
 from stepscope.analysis.operators import operator_table
+from stepscope.analysis.roofline import roofline_table, with_graphs
+from stepscope.commands import main
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
@@ -168,6 +171,27 @@ def test_kernels_belong_to_a_capture_in_another_recording(tmp_path: Path) -> Non
     assert [(place.file, place.line, place.exact_line) for place in where] == [("model.py", 30, False)]
 
 
+def test_operators_in_graphs_reach_what_their_work_shows(tmp_path: Path) -> None:
+    """Each of three launches is a call of the product that was captured with its shapes."""
+    made, main, queue = machine()
+    with main.capture():
+        for place in range(8):
+            with main.operator("aten::mm", (512, 1024), (1024, 2048), before_ns=US):
+                main.captured_launch(f"gemm_{place}")
+    replayed(main, queue, kernels=[f"gemm_{place}" for place in range(8)])
+    trace = opened(made, tmp_path / "both.json")
+
+    table = with_graphs(roofline_table(trace), trace)
+
+    (row,) = table.filter(pl.col("operator") == "aten::mm").rows(named=True)
+    assert (row["calls"], row["flops"]) == (24, 2 * 512 * 1024 * 2048)
+    assert row["device_ns"] == 3 * US * sum(7 + place for place in range(8))
+    calls = graph_calls(trace, np.arange(trace.device_work.height))
+    assert calls is not None
+    calls.check()
+    assert roofline_table(Recording().trace()).is_empty()
+
+
 def test_a_graph_on_several_queues_may_run_its_kernels_in_another_order(tmp_path: Path) -> None:
     made, main, queue = machine()
     captured(main, is_named=True)
@@ -191,6 +215,26 @@ def test_another_graphs_capture_is_refused(tmp_path: Path) -> None:
     assert tied_kernels(trace) == ()
     assert why_not_tied(trace) == "the graphs have 12 kernels, and the file captures other ones: 15 calls"
     assert set(attribute(trace).device_work()["file"].drop_nulls()) <= {"serve.py"}
+
+
+def test_the_commands_take_a_capture_and_refuse_another_graphs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made, main_thread, queue = machine()
+    captured(main_thread, is_named=True)
+    capture = write_kineto(made, tmp_path / "capture.json")
+    made, main_thread, queue = machine()
+    replayed(main_thread, queue)
+    decode = write_kineto(made, tmp_path / "decode.json")
+    words = ("--capture-trace", str(capture), "--no-cache")
+
+    assert main(["diagnose", str(decode), *words, "--json", "-"]) == 0
+    graphs = json.loads(capsys.readouterr().out)["graphs"]
+    assert (graphs["tied"], graphs["by"]) == (45, [{"basis": "capture", "kernels": 45, "confidence": "high"}])
+    assert main(["modules", str(decode), *words, "--csv", "-"]) == 0
+    assert "Model_0.Block_2.MLP_2" in capsys.readouterr().out
+    assert main(["diagnose", str(capture), *words]) == 2
+    assert "does not fit" in capsys.readouterr().err
 
 
 def test_a_short_graph_is_not_tied_to_what_looks_alike(tmp_path: Path) -> None:

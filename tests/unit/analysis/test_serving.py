@@ -10,6 +10,8 @@ from stepscope.analysis.serving import (
     serving_summary,
 )
 from stepscope.analysis.steps import step_table
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ModelCallFacts, ProgramFacts
 from tests.unit.recording import Recording
 
 
@@ -122,6 +124,48 @@ def test_a_marked_step_that_holds_many_iterations_gives_way_to_them() -> None:
     assert step_table(recording.trace())["duration_ns"].to_list() == [20, 20, 20]
 
 
+def called(*calls: tuple[int, int, int, int], steps: int = 0) -> Trace:
+    """Calls of the model that the recorder saw, each in a step of 100 ns or in none."""
+    program = ProgramFacts(model_calls=ModelCallFacts(files=("serve.py",), calls=calls))
+    recording = Recording(metadata=Metadata(program=program, origin_unix_ns=1000))
+    recording.operator(0, 400, "aten::linear")
+    for number in range(steps):
+        recording.step(200 * number, 200, number)
+    return recording.trace()
+
+
+CALLS = ((1000, 2, 2, 20), (1100, 3, 1, 12), (1200, 3, 0, 3), (1300, 1, 0, 1))
+
+
+def test_the_calls_that_the_recorder_saw_are_iterations() -> None:
+    rows = iteration_table(called(*CALLS))
+
+    assert rows.select("start_ns", "duration_ns", "phase", "requests", "tokens").rows() == [
+        (0, 100, "prefill", 2, 20),
+        (100, 100, "mixed", 3, 12),
+        (200, 100, "decode", 3, 3),
+        (300, 100, "decode", 1, 1),
+    ]
+
+
+def test_calls_without_a_continuation_are_no_iterations() -> None:
+    assert iteration_table(called((1000, 2, 2, 20), (1100, 2, 2, 20))).is_empty()
+
+
+def test_steps_that_stepscope_marked_stay_the_steps() -> None:
+    assert step_table(called(*CALLS, steps=2))["duration_ns"].to_list() == [200, 200]
+    assert step_table(called(*CALLS))["duration_ns"].to_list() == [100, 100, 100, 100]
+
+
+def test_a_training_that_generates_keeps_its_steps() -> None:
+    recording = Recording()
+    recording.step(0, 100, 0)
+    for start in (0, 30, 60):
+        recording.annotation(start, 20, "step[DECODE bs=8]")
+    recording.operator(90, 5, "autograd::engine::evaluate_function: MmBackward0")
+    assert step_table(recording.trace())["duration_ns"].to_list() == [100]
+
+
 def test_a_recording_of_captures_has_no_steps() -> None:
     recording = Recording()
     recording.step(0, 100, 134)
@@ -138,7 +182,7 @@ def test_times_per_token_are_medians_between_starts() -> None:
     assert summary is not None
     assert summary.time_to_first_token_ns == 100
     assert summary.time_per_output_token_ns == 20
-    assert summary.most_requests == 4
+    assert [(each.fewest_requests, each.most_requests) for each in summary.phases] == [(4, 4), (4, 4)]
 
 
 def test_the_engine_follows_from_files_before_ranges() -> None:
@@ -167,9 +211,29 @@ def test_calls_of_the_model_in_generate_are_iterations_until_the_next() -> None:
         (10, 30, "prefill", 4, 68, "Transformers"),
         (40, 20, "decode", 4, 4, "Transformers"),
         (60, 20, "decode", 4, 4, "Transformers"),
-        (80, 20, "decode", 4, 4, "Transformers"),
+        (80, 20, "decode", 4, 4, "Transformers"),  # 10 in the call and 10 behind it, as usual
     ]
     assert step_table(recording.trace())["source"].unique().to_list() == ["inferred"]
+
+
+def test_passes_of_a_diffusion_are_iterations_without_what_comes_before_and_after() -> None:
+    recording = Recording()
+    recording.frame(0, 300, "diffusers/pipelines/flux/pipeline_flux.py(700): __call__")
+    calls = [(10, 20, "CLIPTextModel_0"), *[(start, 30, "Transformer2DModel_0") for start in (40, 80, 120)]]
+    for start, length, module in [*calls, (170, 100, "AutoencoderKL_0")]:
+        recording.frame(start, length, f"nn.Module: {module}", module=module)
+    found = iterations(recording, "start_ns", "duration_ns", "phase", "engine")
+    assert found == [(start, 40, None, "Diffusers") for start in (40, 80, 120)]
+
+
+def test_later_calls_decode_whatever_they_compute_again() -> None:
+    recording = Recording()
+    for begin in (0, 100):
+        recording.frame(begin, 90, "transformers/generation/utils.py(2000): generate")
+        for number, start in enumerate((10, 40, 60)):
+            recording.frame(begin + start, 10, "nn.Module: GPT2LMHeadModel_0", module="GPT2LMHeadModel_0")
+            lookup(recording, begin + start + 2, [1, 17 + number])
+    assert [phase for (phase,) in iterations(recording, "phase")] == ["prefill", "decode", "decode"] * 2
 
 
 def test_lookups_of_one_token_after_a_prompt_are_a_loop_that_generates() -> None:
@@ -230,3 +294,32 @@ def test_models_of_a_recording_without_frames_name_the_library() -> None:
     recording = Recording()
     recording.module(0, 10, "GPT2LMHeadModel")
     assert engine_of(recording.trace()) == "Transformers"
+
+
+def test_functions_that_divide_an_iteration_are_told() -> None:
+    recording = Recording()
+    for start in (0, 200):
+        recording.annotation(start, 100, "step[DECODE bs=8]")
+        recording.frame(start, 98, "engine.py(1): run")
+        recording.frame(start + 1, 30, "engine.py(9): prepare")
+        recording.frame(start + 2, 28, "engine.py(20): copy")
+        recording.frame(start + 40, 50, "nn.Module: Model_0", module="Model_0")
+        recording.frame(start + 92, 2, "engine.py(30): little")
+    recording.frame(120, 50, "engine.py(40): between")
+    summary = serving_summary(recording.trace())
+    assert summary is not None
+    assert [(each.function, each.file, each.share) for each in summary.functions] == [
+        ("Model", "", 0.5),
+        ("prepare", "engine.py", 0.3),
+    ]
+
+
+def test_numbers_that_no_engine_writes_are_unknown() -> None:
+    recording = Recording()
+    recording.annotation(0, 10, f"step[DECODE bs={'9' * 30}]")
+    recording.operator(0, 5, "aten::embedding", input_shapes=f"[[{'9' * 30}, 8], [1, {'9' * 30}]]")
+    assert iterations(recording, "phase", "requests", "engine") == [(None, None, "SGLang")]
+    lookups = Recording()
+    for start in range(0, 100, 20):
+        lookup(lookups, start, [10**30, 1])
+    assert not iterations(lookups, "phase")

@@ -285,6 +285,7 @@ def test_mistakes_end_in_a_sentence(trace_file: Path, tmp_path: Path, capsys: py
         ("loss 1\nCompilation Analysis: ====\n", "--xla-debug-log"),
         ('[{"metric_name": "graph_compilation", "triggered_by"', "--gaudi-metrics"),
         ("step 1\nCPU fallback digamma : self=HPUBFloat16Type\n", "--fallback-log"),
+        ('V1128 03:50:48.913000 9315 torch/_dynamo/utils.py:2009] {"compilation_metrics": {}}', "--compile-log"),
     ],
 )
 def test_such_a_file_alone_is_told_how_to_be_given(

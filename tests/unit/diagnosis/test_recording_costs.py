@@ -23,7 +23,7 @@ from stepscope.readers import unrecorded_steps, with_unrecorded_steps
 from stepscope.report.words import headline
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps
-from stepscope.trace.program_facts import EvaluationFacts, ProgramFacts, StepFacts
+from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts, StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_operators
 from tests.unit.recording import Recording
@@ -253,6 +253,15 @@ def test_the_times_come_from_the_folder_of_the_run(tmp_path: Path, monkeypatch: 
     assert with_unrecorded_steps(program, trace).metadata.program.evaluations == EvaluationFacts(**later)
     run.write_recording(0, recording([4, 5, 9], [10, 11, 15], trace=trace.name) | {"evaluations": {"seen": "many"}})
     assert with_unrecorded_steps(program, trace).metadata.program.evaluations is None
+    seen = ProgramFacts(model_calls=ModelCallFacts(files=("engine.py",), calls=((1, 1, 1, 9),)))
+    serving = Trace.from_tables({}, Metadata(program=seen))
+    calls = {"calls": {"calls": [[1, 1, 1, 9], [2, 1, 0, 1]]}, "prompts": {"calls": 1, "tokens": 9}}
+    run.write_recording(0, recording([4, 5, 9], [10, 11, 15], trace=trace.name) | {"model_calls": calls})
+    served = with_unrecorded_steps(serving, trace).metadata.program
+    assert served.model_calls == ModelCallFacts(files=("engine.py",), calls=((1, 1, 1, 9), (2, 1, 0, 1)))
+    assert served.prompts == PromptFacts(calls=1, tokens=9)
+    run.write_recording(0, recording([4, 5, 9], [10, 11, 15], trace=trace.name) | {"model_calls": {"calls": 7}})
+    assert with_unrecorded_steps(serving, trace).metadata.program == seen
     for other in (trace.with_name("trace-2.json.gz"), tmp_path / "rank0" / trace.name):
         assert with_unrecorded_steps(program, other) is program
     assert with_unrecorded_steps(replace(program, metadata=Metadata()), trace).metadata.unrecorded is None

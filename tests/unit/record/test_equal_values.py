@@ -122,12 +122,13 @@ def test_what_each_step_makes_is_told_with_its_line() -> None:
             super().__init__()
             self.body = torch.nn.Linear(4, 4)
 
-    kept = Net()
+    kept, layers = Net(), torch.nn.ModuleList([Net(), Net()])
 
     def step(number: int) -> None:
         torch.optim.SGD(kept.parameters(), lr=0.1)
         if number:
             Net()
+        layers[:1]  # a list of modules that are there
 
     look = ValueLook()
     before = sys.getprofile()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.record.facts import PaddingSamples
+from stepscope.record.batch_samples import PaddingSamples
 from stepscope.trace.program_facts import PaddingFacts
 
 torch = pytest.importorskip("torch")

@@ -44,6 +44,15 @@ def test_each_call_of_the_function_is_a_repetition_from_the_third_on() -> None:
     assert program.begun == [*later, *later, *first, *first, *first]
 
 
+def test_a_function_that_is_called_again_may_turn_out_to_be_repeated() -> None:
+    program = Program()
+    program.request()
+    assert not program.repetition.has_candidates
+
+    program.request()
+    assert program.repetition.has_candidates
+
+
 def test_a_plain_loop_is_none() -> None:
     program = Program()
     for _ in range(20):

@@ -114,9 +114,12 @@ def test_statements_that_read_a_growing_list_for_more_than_to_add_to_it(tmp_path
         ("y = 0.5 * x * (1 + torch.tanh(x))", ["add", "mul", "mul", "tanh"]),
         ("y += -x", ["add", "neg"]),
         ("y[mask] = a < b < c", ["lt", "lt"]),
-        ("o = optim.AdamW(p, fused=True, foreach=False)", ["AdamW", "fused=True"]),
-        ("policy = Categorical(logits=model(x))", ["Categorical", "model"]),
-        ("policy = torch.distributions.Categorical(logits=model(x)).sample()", ["Categorical", "model", "sample"]),
+        ("o = optim.AdamW(p, fused=True, foreach=False)", ["AdamW", "foreach=", "fused=True"]),
+        ("policy = Categorical(logits=model(x))", ["Categorical", "logits=", "model"]),
+        (
+            "policy = torch.distributions.Categorical(logits=model(x)).sample()",
+            ["Categorical", "logits=", "model", "sample"],
+        ),
     ],
 )
 def test_operations_that_a_statement_makes_itself(source: str, names: list[str]) -> None:

@@ -91,7 +91,7 @@ FULL_REPORT = {
         "typical_ns": 100_000_000,
         "mean_ns": 180_000_000,
         "median_ns": 100_000_000,
-        "set_apart": [{"index": 0, "duration_ns": 780_000_000, "what": "copy_in", "share": 0.5}],
+        "set_apart": [{"index": 0, "duration_ns": 780_000_000, "what": "copy_in", "share": 0.5, "phase": ""}],
         "list": [{"index": 1, "start_ns": 0, "duration_ns": 120_300_000, "complete": True}],
     },
     "accounting": [],

@@ -42,6 +42,13 @@ def test_each_phase_has_its_times_and_batch() -> None:
     assert rows["graph capture"][1].endswith("for 8 at once")
 
 
+def test_batches_that_differ_and_speculation_are_told() -> None:
+    diagnosis = diagnose(served(*[(10, f"execute_context_0(0)_generation_{n}({3 * n})") for n in (2, 4, 6)]))
+    assert diagnosis.serving is not None
+    [(_, _, meaning), *_] = serving_glance(diagnosis.serving).rows
+    assert "4 requests (2 to 6), 12 tokens, 3 of each request at once" in meaning
+
+
 def test_a_recording_of_captures_serves_nothing() -> None:
     diagnosis = diagnose(served((6, "capture_8_FULL"), (6, "capture_16_FULL")))
     assert diagnosis.serving is not None
@@ -67,3 +74,12 @@ def test_text_and_page_have_the_section() -> None:
     diagnosis = diagnose(some())
     assert "What SGLang served" in text_report(diagnosis, width=100, top=5)
     assert b"What SGLang served" in html_report([diagnosis])
+
+
+def test_a_prompt_that_is_set_apart_is_called_so() -> None:
+    marks = [(10, "step[DECODE bs=4]")] * 3 + [(900, "step[EXTEND bs=1 toks=9000]")] + [(10, "step[DECODE bs=5]")] * 9
+    diagnosis = diagnose(served(*marks))
+    assert (diagnosis.step_count, [each.phase for each in diagnosis.set_apart][-1]) == (9, "prefill")
+    [sentence] = [each for each in exceptional_sentences(diagnosis) if "outlier" in each]
+    assert sentence.startswith("Step 3, a prefill, is an outlier")
+    assert "3 more are left out" in sentence

@@ -322,10 +322,10 @@ def _add_roofline_options(parser: CommandParser) -> None:
 
 def _roofline(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
     from stepscope.analysis.conversions import tensor_core_table
-    from stepscope.analysis.roofline import roofline_table
+    from stepscope.analysis.roofline import roofline_table, with_graphs
 
     if not arguments.tensor_cores:
-        return roofline_table(trace, bounds=True), "operators with work on a device"
+        return with_graphs(roofline_table(trace, bounds=True), trace), "operators with work on a device"
     columns = ["operator", "input_shapes", "precision", "used", "calls", "device_ns", "share", "kernel"]
     table = tensor_core_table(trace)
     rest = [name for name in table.columns if name not in columns]

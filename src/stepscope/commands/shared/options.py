@@ -254,6 +254,7 @@ _EVIDENCE: Final = {
     "--xla-metrics": "a metrics report of PyTorch/XLA, also inside other output",
     "--xla-debug-log": "what PyTorch/XLA printed under PT_XLA_DEBUG_LEVEL",
     "--gaudi-metrics": "Intel Gaudi's PT_HPU_METRICS_FILE; one named ...-rank3.json is rank 3's",
+    "--compile-log": "torch.compile's log or the folder TORCH_TRACE; in a run of stepscope run it is found by itself",
     "--fallback-log": "Intel Gaudi's log of operators on the CPU (LOG_LEVEL_PT_FALLBACK=1)",
 }
 
@@ -321,7 +322,7 @@ class _Limit(argparse.Action):
 
 
 def add_evidence_options(parser: argparse.ArgumentParser) -> None:
-    """Add --xla-metrics, --xla-debug-log, --gaudi-metrics and --fallback-log, each repeatable."""
+    """Add --xla-metrics, --xla-debug-log, --gaudi-metrics, --compile-log and --fallback-log, each repeatable."""
     group = parser.add_argument_group("other files of the run, whose counts are added to the findings")
     for option, what in _EVIDENCE.items():
         group.add_argument(option, metavar="FILE", action="append", default=[], help=what)

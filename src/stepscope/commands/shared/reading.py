@@ -499,7 +499,9 @@ def side_files(arguments: argparse.Namespace) -> list[SideFile]:
         TraceError: a file cannot be read.
     """
     from stepscope.readers import side_files as readers
+    from stepscope.readers.compile_log import compile_logs, read_compile_log
 
+    logs = [str(file) for path in arguments.compile_log for file in compile_logs(path)]
     return [
         SideFile(path, readers.rank_in_name(path), read(path))
         for paths, read in (
@@ -507,6 +509,7 @@ def side_files(arguments: argparse.Namespace) -> list[SideFile]:
             (arguments.xla_debug_log, readers.read_xla_debug_log),
             (arguments.gaudi_metrics, readers.read_gaudi_metrics),
             (arguments.fallback_log, readers.read_fallback_log),
+            (logs, read_compile_log),
         )
         for path in paths
     ]
@@ -522,10 +525,31 @@ def with_evidence(traces: Iterable[Trace], files: list[SideFile], *, several: bo
     for trace in traces:
         about_it = [file for file in files if file.is_about(trace, several=several)]
         used |= {file.path for file in about_it}
-        yield _with(trace, [file.evidence for file in about_it]) if about_it else trace
+        evidence = [file.evidence for file in about_it]
+        if not any(each.compiled for each in evidence):
+            evidence += _compile_logs_of_run(trace)
+        yield _with(trace, evidence) if evidence else trace
     for file in files:
         if file.path not in used:
             say(f"skipped: {file.path} is about rank {file.rank}, which has no trace here")
+
+
+def _compile_logs_of_run(trace: Trace) -> list[RunCounts]:
+    """The logs of torch.compile that `stepscope run` had the trace's processes write; says which cannot be read."""
+    from stepscope.readers.compile_log import LOG_NAME, read_compile_log
+    from stepscope.record.run_folder import compile_folder_beside
+
+    folder = compile_folder_beside(trace.metadata.path)
+    found = []
+    for file in sorted(folder.glob(LOG_NAME)) if folder is not None else ():
+        try:
+            log = read_compile_log(file)
+        except (UsageError, TraceError) as error:
+            say(f"skipped: {error}")
+            continue
+        if {each.process for each in log.compiled} & set(trace.lanes["process"].drop_nulls().to_list()):
+            found.append(log)
+    return found
 
 
 def _with(trace: Trace, parts: list[RunCounts]) -> Trace:

@@ -177,15 +177,13 @@ class UnusedGraph:
 def unused_graphs(view: View) -> Iterator[UnusedGraph]:
     """Find outermost module calls that recorded a graph that was never run backward.
 
-    Finds nothing if no graph is run backward at all, or if the recording has no complete step.
+    Finds nothing if the recording has no complete step.
     """
     calls = outermost_calls(view)
     if calls.is_empty() or view.lane is None or not view.complete_steps.height:
         return
     sources = np.unique(_outermost_nodes(view)["source"].to_numpy())
     used = view.trace.operators["start_ns"].to_numpy()[sources[sources >= 0]]
-    if not len(used):
-        return
     made = _nodes_made(view, calls)
     begin = calls["start_ns"].to_numpy()
     end = begin + calls["duration_ns"].to_numpy()

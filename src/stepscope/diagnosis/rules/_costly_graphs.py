@@ -22,6 +22,8 @@ from stepscope.diagnosis.rule import Figure, Found, Remedy, Rows, View
 from stepscope.diagnosis.rules._operators import engine_pauses, length_ns, scaled_with_pauses
 from stepscope.whatif.changes import scaled_host_time, scaled_stretches, together
 
+NODE_NS: Final = 1_500
+"""Time to make an autograd node, keep its inputs and free it, measured with PyTorch 2.13 on a CPU."""
 MEMORY_SHARE: Final = 0.6
 """Largest share of memory in use without checkpointing that still leaves enough free."""
 
@@ -124,7 +126,8 @@ def _unused(view: View) -> Iterator[Found]:
     for graph in unused_graphs(view):
         mine = int(allocated[inside_calls(view, graph.calls)].clip(0).sum())
         taken = int(graph.calls["duration_ns"].sum())
-        cost = min(share * view.length_ns * mine / max(everything, 1), taken)
+        nodes = 0 if view.trains else NODE_NS * int(graph.calls["made"].sum())
+        cost = min(share * view.length_ns * mine / max(everything, 1) + nodes, taken)
         yield _unused_graph(view, graph, cost, mine)
 
 
@@ -137,7 +140,8 @@ def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -
         f"{view.percent(taken)} of the {view.period} goes to calls of {graph.module} that record a graph "
         "which nothing runs backward",
         cost,
-        basis="the kernel's time in the steps, by the share of their memory that these calls allocate",
+        basis="the kernel's time in the steps, by the share of their memory that these calls allocate"
+        + ("" if view.trains else ", and the time to make and free a node"),
         confidence="low",
         weighed_ns=taken,
         figures=[
@@ -153,6 +157,14 @@ def _unused_graph(view: View, graph: UnusedGraph, cost: float, allocated: int) -
             "leave the call out.",
             "with torch.no_grad():                # or @torch.no_grad() above the function\n"
             "    outputs = model(inputs)",
+        )
+        if view.trains
+        else Remedy(
+            "Nothing is trained here: turn gradients off for all of it. A cache of keys and values then keeps no graph "
+            "of earlier tokens alive, either.",
+            "@torch.inference_mode()             # above the function that answers, or as a block around its calls\n"
+            "def answer(prompt): ...\n"
+            "model.requires_grad_(False)         # or once, for all calls of the model",
         ),
         change=scaled_host_time(lanes, starts, ends, 1 - cost / max(taken, 1)) if view.device is None else None,
     )

@@ -8,11 +8,18 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.captured import GRAPH_OPERATORS, graph_operators
+from stepscope.analysis.captured import graph_operators
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import DEVICE_CAUSES
 from stepscope.analysis.operators import kernel_class
-from stepscope.analysis.roofline import device_peaks, is_near, peaks_or_bounds, roofline_calls, roofline_table
+from stepscope.analysis.roofline import (
+    device_peaks,
+    is_near,
+    peaks_or_bounds,
+    roofline_calls,
+    roofline_table,
+    with_graphs,
+)
 from stepscope.analysis.slow_kernels import block_count
 from stepscope.diagnosis.finding import BusyWork, Location
 from stepscope.diagnosis.view import View, once
@@ -62,13 +69,13 @@ def busy_work(view: View) -> tuple[BusyWork, ...]:
         return ()
     table = roofline_table(view.trace, bounds=True, calls=limited_calls(view)).filter(pl.col("device") == view.device)
     kernels = view.work.filter(pl.Series(operators_of_work(view) < 0) & (pl.col("kind") == "compute"))
-    in_graphs = graph_operators(view.trace)
-    if in_graphs is not None:
-        kernels = pl.concat([kernels, in_graphs[kernels["row"]]], how="horizontal")
-    named = [pl.lit(None, pl.String).alias(name) for name in GRAPH_OPERATORS if name not in kernels.columns]
-    kernels = kernels.with_columns(named)
-    kernels = kernels.group_by(operator=pl.coalesce("graph_operator", "name"), input_shapes="graph_shapes").agg(
-        device_ns=pl.col("duration_ns").sum(), kernel=pl.col("name").sort_by("duration_ns").last()
+    known = graph_operators(view.trace)
+    if known is not None:
+        table = with_graphs(table, view.trace, view.work["row"].to_numpy().astype(np.int64))
+        table = table.filter(pl.col("device") == view.device)
+        kernels = kernels.filter(known["graph_operator"].gather(kernels["row"]).is_null())
+    kernels = kernels.group_by(operator="name").agg(
+        device_ns=pl.col("duration_ns").sum(), kernel=pl.col("name").first()
     )
     least_ns = _BUSY_SHARE * view.length_ns
     rows = pl.concat([table, kernels], how="diagonal").filter(pl.col("device_ns") >= least_ns)

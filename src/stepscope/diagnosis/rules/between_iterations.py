@@ -40,6 +40,7 @@ OVERLAP: Final = InServing(
     "Let the host schedule the next iteration and handle the tokens of the last one while the device works.",
     "overlap",
     "tokens.append(token)      # stays on the device; look at it and decode it to text some iterations later",
+    needs_device=True,
 )
 
 

@@ -53,6 +53,7 @@ from stepscope.diagnosis.rule import (
     Answers,
     Figure,
     Found,
+    InServing,
     Limits,
     Remedy,
     Rule,
@@ -342,4 +343,11 @@ RULE: Final = Rule(
             "if step % 100 == 0:\n    print(running_loss.item() / 100)",
         ),
     },
+    serving=InServing(
+        "Keep the new tokens on the device for the next iteration, and read those of all requests at once, one "
+        "iteration later.",
+        "overlap",
+        "tokens = logits[:, -1].argmax(-1)                           # all requests, on the device\n"
+        'host = tokens.to("cpu", non_blocking=True)                  # read it when the next iteration is launched',
+    ),
 )

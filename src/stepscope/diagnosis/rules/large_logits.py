@@ -1,6 +1,6 @@
 """# What it finds
-Losses over very many classes that copy the scores (logits) several times, and embedding tables whose gradients are as
-large as the tables.
+Losses over very many classes that copy the scores (logits) several times, scores of all positions of which only the
+last ones are used, and embedding tables whose gradients are as large as the tables.
 
 # Why it costs time
 A language model's scores hold one number for every position and every word of the vocabulary, often the largest tensor
@@ -15,8 +15,9 @@ keeps nothing. On a CPU, the conversions are counted as saved, and for each othe
 memory the time to clear one, because that memory must be mapped first. As many tensors count as the pages hold that a
 step maps while it is not recorded, where that is known: smaller tensors find the memory of earlier steps, and recording
 takes it from them. If the recording shows that the loss ignores positions, their share of
-all this, including the product, is counted. Tables: operators on tensors of the table's shape and the lookups' backward
-operators, less twice the share of rows that the batch really reads, because a sparse row takes more work.
+all this, including the product, is counted. Scores that nothing trains: the product and conversions of all positions,
+by the share that the next operators leave out. Tables: operators on tensors of the table's shape and the lookups'
+backward operators, less twice the share of rows that the batch really reads, because a sparse row takes more work.
 
 # Known false positives
 Few optimizers accept sparse gradients (SGD, SparseAdam, Adagrad), and they update rows only when they are read: with
@@ -41,7 +42,13 @@ from typing import Final
 import numpy as np
 
 from stepscope.analysis.conversions import casts
-from stepscope.analysis.patterns import DenseTable, LogitsLoss, dense_tables, logits_losses
+from stepscope.analysis.patterns import (
+    DenseTable,
+    LogitsLoss,
+    dense_tables,
+    logits_losses,
+    unread_scores,
+)
 from stepscope.analysis.work import elements, shapes_of
 from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.recording_costs import PAGE_BYTES, faults_before
@@ -56,7 +63,10 @@ _SPARSE_WORK: Final = 2
 
 
 def check(view: View, limits: Limits) -> Answers:
-    yield from _scores(view, limits)
+    if view.trains:
+        yield from _scores(view, limits)
+    else:
+        yield from _unread(view, limits)
     yield from _tables(view, limits)
 
 
@@ -102,6 +112,42 @@ def _scores(view: View, limits: Limits) -> Answers:
             (1 - ignored) * np.repeat([1.0, 1 - in_blocks / handling_ns], [len(making), len(handling)]),
         ),
     )
+
+
+def _unread(view: View, limits: Limits) -> Answers:
+    found = list(unread_scores(view.trace, rows_of(view.operators), max(int(limits["classes"]), 2)))
+    costs = np.array([view.cost_ns(scores.rows) for scores in found])
+    left = np.array([scores.kept / scores.positions for scores in found])
+    saved = float((costs * (1 - left)).sum())
+    if not found or not limits.reached(saved):
+        return
+    largest = max(found, key=lambda scores: scores.positions * scores.classes)
+    rows = [view.outermost(scores.rows) for scores in found]
+    yield Found(
+        f"the scores of {largest.positions:,} positions by {largest.classes:,} classes are computed, of which "
+        f"{largest.kept:,} are used: {view.percent(saved)} of the {view.period} goes to the others",
+        saved,
+        basis="the product that makes the scores and their conversions, by the share of positions that is not used",
+        confidence="medium",
+        figures=[
+            Figure("classes", largest.classes, "count", int(limits["classes"])),
+            Figure("positions", largest.positions, "count"),
+            Figure("positions whose scores are used", largest.kept, "count"),
+            view.share_figure("in scores that nothing uses", saved),
+            view.count_per_step("times that such scores are made", len(found)),
+        ],
+        remedy=_REMEDY_OF_INFERENCE,
+        where=view.at_operators(np.unique(np.concatenate(rows))),
+        change=scaled_work_of(np.concatenate(rows), np.repeat(left, [len(each) for each in rows])),
+    )
+
+
+_REMEDY_OF_INFERENCE: Final = Remedy(
+    "Compute the scores of the positions alone that are used: cut the hidden states before the last layer.",
+    "logits = model(tokens, logits_to_keep=1).logits[:, -1]     # Transformers; generate() does so by itself\n"
+    "# in a model of your own:\n"
+    "logits = self.head(hidden[:, -1])                          # instead of self.head(hidden)[:, -1]",
+)
 
 
 def _saved_in_blocks_ns(view: View, losses: list[LogitsLoss], handling: Rows) -> int:

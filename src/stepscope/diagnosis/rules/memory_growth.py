@@ -13,6 +13,7 @@ memory (the machine's for the CPU), divided by the growth, gives how long the ru
 pass in blocks of more than 512 bytes are always reported, since they hold graphs; other growth only if 100,000 steps
 would fill a tenth of the memory. Before it records, `stepscope run` also follows the autograd graphs of the variables
 of running functions: a graph that grows by a step's nodes and reaches back into the step before is kept. Programs that
+generate are not judged by the tokens of one answer, whose cache grows until it ends. Programs that
 make modules in each step are not judged: to name their calls, `stepscope run` keeps them until the recording ends.
 
 # Known false positives
@@ -35,6 +36,7 @@ from typing import Final
 import polars as pl
 
 from stepscope.analysis.memory import DeviceMemory, MemoryGrowth, memory_growth
+from stepscope.analysis.serving import is_within_an_answer
 from stepscope.diagnosis.finding import Location, Severity
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._device import memory_locations, size_in_words, time_in_words
@@ -66,6 +68,8 @@ _KEEP_NUMBERS: Final = Remedy(
 
 def check(view: View, limits: Limits) -> Answers:
     if any(made.kind == "module" for made in view.program.made):
+        return
+    if not view.trains and is_within_an_answer(view.begin_in_span(view.trace.operators)):
         return
     found = []
     for memory in view.memories:

@@ -1,6 +1,7 @@
 """# What it finds
 A loop that generates for one request after the other: each prompt is computed and decoded to its end before the next
-one begins.
+one begins. And an engine that forms batches itself, but never has more than a few requests at once, although the next
+one begins as soon as one ends.
 
 # Why it costs time
 To decode a token, the device reads all weights of the model, and the host launches all of its kernels. For a batch of
@@ -11,9 +12,14 @@ Iterations of at least two generations, each with one request, that follow each 
 is divided by the number of generations, at most by eight: as if they were decoded together, and an iteration took as
 long as now. An assumption, good as long as reading the weights or launching kernels takes most of an iteration.
 
+Of an engine that forms batches itself, the recorder's look at the model's last 512 calls counts: no call with more
+requests than the threshold, most decoding calls with as many as any, at least twice as many prompts, and a prompt
+begins within three usual calls of the end of an earlier one. Eight requests at once, or all that there were, are
+assumed; what each further one costs is taken from the calls that read prompts.
+
 # Known false positives
-A program that answers one user at a time, who waits for each answer before asking again. Engines that serve are left
-out: their batches depend on the requests that arrive.
+A program that answers one user at a time, who waits for each answer before asking again. Other
+engines that serve are left out: their batches depend on the requests that arrive.
 
 # What to do
 Give the loop several prompts at once, padded on the left to one length where they differ, or let a serving engine form
@@ -27,10 +33,13 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import polars as pl
 
-from stepscope.diagnosis.finding import Interval
+from stepscope.diagnosis.finding import Interval, Location
+from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Rule, Threshold, View
+from stepscope.whatif.changes import scaled_pieces
 
 _MOST: Final = 8
 """Most generations that are taken to be decoded together in the time of one."""
@@ -42,8 +51,22 @@ _TOGETHER: Final = InServing(
 )
 
 
+_ENGINE: Final = InServing(
+    "Give the engine all requests that are there, and let it decode more of them together.",
+    "batch",
+    "engine.add_requests(prompts)      # all that are there, before the first answer is awaited",
+)
+_LIMITS: Final = ("max_requests_per_batch=", "max_num_seqs=", "max_running_requests=", "max_batch_size=")
+"""Options of engines that limit how many requests they decode together."""
+_CALLS: Final = 16
+_MOSTLY: Final = 0.5
+_AT_ONCE: Final = 3
+
+
 def check(view: View, limits: Limits) -> Answers:
-    if not view.serves or view.engine.ranges or view.engine.reserves:
+    if view.engine.batches:
+        yield from _few_at_once(view, int(limits["requests"]))
+    if not view.serves or view.engine.ranges or view.engine.reserves or view.engine.batches:
         return
     rows = view.begin_in_span(view.iterations).sort("start_ns")
     rows = rows.with_columns(generation=(pl.col("phase") == "prefill").fill_null(False).cum_sum())
@@ -78,6 +101,48 @@ def check(view: View, limits: Limits) -> Answers:
     )
 
 
+def _few_at_once(view: View, few: int) -> Answers:
+    facts = view.program.model_calls
+    if facts is None or not view.serves or len(facts.calls) < _CALLS:
+        return
+    start, requests, begun, tokens = (np.array(column, np.int64) for column in zip(*facts.calls, strict=True))
+    length = np.diff(start)
+    requests, begun, tokens = requests[:-1], begun[:-1], tokens[:-1]
+    decodes, most, prompts = tokens == requests, int(requests.max()), int(begun.sum())
+    together = min(prompts, _MOST)
+    if most > few or together < 2 * most or not decodes.any() or decodes.all():
+        return
+    usual = float(np.median(length[decodes]))
+    if (requests[decodes] == most).mean() < _MOSTLY or np.median(length[:-1][begun[1:] > 0]) > _AT_ONCE * usual:
+        return
+    more = tokens > most
+    each = max(float(np.median((length[more] - usual) / (tokens[more] - most))), 0.0)
+    left = min((usual + each * (together - most)) / usual * most / together, 1.0)
+    total = float(length[decodes].sum() / max(length.sum(), 1)) * view.length_ns
+    waiting = tuple(Location(place.file, place.line, place.function, 1.0, exact_line=True)
+                    for place in view.program.waiting)  # fmt: skip
+    yield Found(
+        f"the engine never has more than {most:,} request{'' if most == 1 else 's'} at once, though {prompts:,} follow "
+        f"one another: decoding takes {view.percent(total)} of the {view.period}",
+        total * (1 - left),
+        basis="time to decode, if as many requests as assumed were decoded together and each further one cost what a "
+        "token of a prompt does",
+        confidence="medium",
+        figures=[
+            Figure("most requests in a call of the model", most, "count", few),
+            Figure("prompts that were begun", prompts, "count"),
+            view.share_figure("in decoding", total),
+            Figure("time of a decoding call", int(usual), "ns"),
+            Figure("time that a further token adds", int(each), "ns"),
+            Figure("requests that are assumed at once", together, "count"),
+        ],
+        remedy=_ENGINE.remedy(view),
+        where=(*settings_at(view, *_LIMITS), *waiting),
+        change=scaled_pieces(view.host_pieces, left * total / view.length_ns + 1 - total / view.length_ns),
+        for_every_framework=True,
+    )
+
+
 def _with_phase(view: View, decodes: pl.DataFrame) -> pl.DataFrame:
     """The host's pieces inside these iterations."""
     spans = decodes.select(begin="start_ns", until=pl.col("start_ns") + pl.col("duration_ns")).sort("begin")
@@ -89,6 +154,10 @@ def _with_phase(view: View, decodes: pl.DataFrame) -> pl.DataFrame:
 RULE: Final = Rule(
     id="one-request",
     title="Requests are generated one after the other",
-    thresholds={"share": Threshold(0.05, "share", "share of the {period} that a batch would save")},
+    thresholds={
+        "share": Threshold(0.05, "share", "share of the {period} that a batch would save"),
+        "requests": Threshold(4, "count", "requests at once that are few for an engine that forms batches"),
+    },
     check=check,
+    rivals=("loop-in-step",),
 )

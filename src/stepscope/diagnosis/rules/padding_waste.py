@@ -6,10 +6,11 @@ A batch is a rectangle: every row is as long as the longest. The padding of shor
 attended to like everything else, and a mask discards it in the end.
 
 # How it is measured
-While recording, stepscope looks at the integer tensors of the batches that loaders return: how many positions are
-padding, and how many would remain if the same rows were batched by length. The time of operators whose inputs are as
-large as the batch is reduced accordingly: linearly for work that grows with the number of positions, quadratically for
-operators on matrices of positions by positions.
+While recording, stepscope looks at the integer tensors of the batches that loaders return, or without loaders at those
+with which the model is called: how many positions are padding, and how many would remain if the same rows were batched
+by length. Tensors whose rows are of another length than those that embeddings look up do not count. The time of
+operators whose inputs are as large as the batch is reduced accordingly: linearly for work that grows with the number of
+positions, quadratically for operators on matrices of positions by positions.
 
 # Known false positives
 Numbers that legitimately repeat at the end of rows. Rows sorted by length are less random: shuffle the batches among
@@ -28,6 +29,7 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import polars as pl
 
 from stepscope.analysis.patterns import NUMBER_BYTES
 from stepscope.analysis.work import elements, shapes_of, types_of
@@ -35,10 +37,16 @@ from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Rem
 from stepscope.whatif.changes import scaled_work_of, together
 
 _LOOKUPS: Final = ("aten::embedding", "aten::embedding_bag")
+_SHORTEST: Final = 8
+"""Fewest positions of a row that is a sequence; a decoding step has one."""
 
 
 def check(view: View, limits: Limits) -> Answers:
     padded = [facts for facts in view.program.padding if facts.padding_share and facts.longest]
+    if not padded:
+        return
+    lengths = _lengths(view)
+    padded = [facts for facts in padded if not lengths or _is_one_of(facts.longest or 0, lengths)]
     if not padded:
         return
     facts = max(padded, key=lambda each: (each.padding_share or 0.0) * each.positions)
@@ -48,7 +56,7 @@ def check(view: View, limits: Limits) -> Answers:
     if share < least or facts.batches < 1:
         return
     kept = (1 - share) / max(1 - left, share * 0.01)
-    once, twice = _growing(view)
+    once, twice = growing_with_positions(view)
     everything = np.concatenate([once, twice])
     squared = view.cost_ns(twice)
     saved = (view.cost_ns(everything) - squared) * (1 - kept) + squared * (1 - kept * kept)
@@ -66,7 +74,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("length of the longest row", facts.longest or 0, "count"),
             Figure("batches that were looked at", facts.batches, "count"),
         ],
-        remedy=_remedy(facts.longest),
+        remedy=_remedy(facts.longest) if view.trains else _remedy_of_inference(facts.longest),
         where=view.at_operators(rows),
         change=_shorter_rows(view, once, twice, kept),
     )
@@ -84,7 +92,19 @@ def _shorter_rows(view: View, once: Rows, twice: Rows, kept: float) -> Change:
     )
 
 
-def _growing(view: View) -> tuple[Rows, Rows]:
+def _lengths(view: View) -> set[int]:
+    """Row lengths of batches of indices that embeddings look up."""
+    lookups = view.operators.filter(pl.col("name").is_in(_LOOKUPS))["input_shapes"].unique()
+    shapes = [shapes_of(text) for text in lookups]
+    return {shape[1][1] for shape in shapes if len(shape) > 1 and len(shape[1]) == 2 and shape[1][1] >= _SHORTEST}
+
+
+def _is_one_of(length: int, lengths: set[int]) -> bool:
+    """Whether rows of this length are looked up, or one shorter, as inputs are than what is loaded."""
+    return any(length - 1 <= each <= length for each in lengths)
+
+
+def growing_with_positions(view: View) -> tuple[Rows, Rows]:
     """Rows of operators that grow with the positions, and of those that grow with their square.
 
     A step's positions are the shape of its largest embedding lookup, or else of its largest integer input.
@@ -97,7 +117,12 @@ def _growing(view: View) -> tuple[Rows, Rows]:
         shapes = shapes_of(text)
         if name in _LOOKUPS and len(shapes) > 1 and len(shapes[1]) == 2:
             batch, length = shapes[1]
-        if not batch or "_foreach" in name or "_fused" in name or not (set(types_of(types)) & set(NUMBER_BYTES)):
+        if (
+            length < _SHORTEST
+            or "_foreach" in name
+            or "_fused" in name
+            or not (set(types_of(types)) & set(NUMBER_BYTES))
+        ):
             continue
         sizes = [shape for shape in shapes if shape]
         if any(shape[-2:] == (length, length) for shape in sizes if len(shape) >= 3):
@@ -119,6 +144,18 @@ def _remedy(longest: int | None) -> Remedy:
         "from stepscope.remedies import LengthBucketSampler, PadCollate\n"
         "sampler = LengthBucketSampler([len(sample) for sample in dataset], batch_size)\n"
         "loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PadCollate(multiple=8))",
+    )
+
+
+def _remedy_of_inference(longest: int | None) -> Remedy:
+    return Remedy(
+        f"Put prompts of about equal length into one batch, and pad only to the longest of them, not to {longest}. An "
+        "engine with continuous batching pads none.",
+        "order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))\n"
+        "for begin in range(0, len(order), batch_size):\n"
+        "    chosen = [prompts[index] for index in order[begin:begin + batch_size]]\n"
+        '    batch = tokenizer.pad({"input_ids": chosen}, return_tensors="pt")     # padding_side="left" to generate\n'
+        "# Transformers, without padding: model.generate_batch(prompts, generation_config=config)",
     )
 
 

@@ -67,6 +67,13 @@ _REMEDY: Final = Remedy(
     "background.submit(write_record, step, loss.detach())      # in the step, instead of doing it there",
 )
 
+_IN_INFERENCE: Final = Remedy(
+    "Do once what does not depend on the new tokens, handle those of all requests in one operation, and look only at "
+    "what is new.",
+    "tokens = logits[:, -1].argmax(-1)                  # all requests at once; .tolist() once for each iteration\n"
+    "text = stream.step(tokenizer, token)               # tokenizers.decoders.DecodeStream: what is new, not all again",
+)
+
 
 def check(view: View, limits: Limits) -> Answers:
     shortest = limits["stretch"]
@@ -92,7 +99,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("the longest of them", int(lengths["ns"].to_numpy().max()), "ns", shortest),
         ],
         intervals=view.longest(mine.with_columns(gap="stretch"), "Python between operators"),
-        remedy=_REMEDY,
+        remedy=_REMEDY if view.trains else _IN_INFERENCE,
         where=view.locations(mine),
         change=_without_stretches(view, mine),
     )
@@ -102,11 +109,16 @@ def check(view: View, limits: Limits) -> Answers:
         yield _of_work(view, found, work, works)
         return
     called = calls_at(view, found.where[0])[:3] if found.where else ()
-    yield replace(found, remedy=replace(_REMEDY, text=_called_text(called))) if called else found
+    yield replace(found, remedy=replace(found.remedy, text=_called_text(view, called))) if called else found
 
 
-def _called_text(called: tuple[str, ...]) -> str:
+def _called_text(view: View, called: tuple[str, ...]) -> str:
     names = " and ".join(f"{name}()" for name in called)
+    if not view.trains:
+        return (
+            f"The costliest line calls {names}: give it only what is new, for all requests at once, and do once what "
+            "does not depend on the new tokens."
+        )
     return (
         f"The costliest line calls {names}: compute what does not depend on the batch once, before the loop; choose "
         "what the step needs before anything is computed or copied for all of it; let a background thread do what need "
@@ -141,6 +153,7 @@ def _of_work(view: View, found: Found, work: Work, works: FunctionWork) -> Found
         weighed_ns=found.cost_ns,
         figures=[share, *figures_of(work), *found.figures],
         remedy=remedy_of(work, in_step=True),
+        for_every_framework=True,
         where=work.where,
         change=works.scaled(work, left),
     )

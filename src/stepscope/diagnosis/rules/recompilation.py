@@ -11,7 +11,8 @@ of the compilers of torch._dynamo, Inductor, Triton, XLA and Habana. Compilation
 not show how long the device had been idle before its first work; compilations there count as much as the others.
 
 If stepscope recorded the program, torch itself reports which guard failed before each compilation: the tensor dimension
-that varied, or the Python number that the code had been compiled for. A function that was compiled as often as torch's
+that varied, or the Python number that the code had been compiled for (from torch.compile's log, or from what torch kept
+in memory). A function that was compiled as often as torch's
 limit allows (8 times, unless the program set another limit) is not compiled again but runs operator by operator; the
 rule reports this as a note. Compilations of stepscope's own functions are left out of the reasons.
 
@@ -134,6 +135,7 @@ def _remedy(kind: str, name: str) -> Remedy:
         return Remedy(
             "Mark the dimension as dynamic, or pad it to few sizes.",
             f"torch._dynamo.mark_dynamic({tensor}, {dimension})     # before the compiled call\n"
+            "# or for all dimensions: torch.compile(..., dynamic=True)\n"
             "# or pad:\n"
             "from stepscope.remedies import PadCollate\n"
             "loader = DataLoader(dataset, ..., collate_fn=PadCollate(lengths=(64, 128, 256)))",
@@ -167,7 +169,7 @@ _REGION: Final = r"^Torch-Compiled Region|^CompiledFunction$"
 
 
 def check(view: View, limits: Limits) -> Answers:
-    varying = varying_guards(view.program.compilations)
+    varying = varying_guards(_known(view))
     full = _at_limit(view, limits, varying)
     pieces = view.pieces_of("compilation")
     cost = int(pieces["duration_ns"].sum())
@@ -216,10 +218,20 @@ def check(view: View, limits: Limits) -> Answers:
             yield _note(view, limits, guard)
 
 
+def _known(view: View) -> tuple[CompilationFacts, ...]:
+    """The compilations of the whole run by torch.compile's log, else the latest that the recorder saw."""
+    logged = view.run_counts.compiled
+    if not logged:
+        return view.program.compilations
+    return tuple(
+        CompilationFacts(function=each.function, file=each.file, line=each.line, reason=each.reason) for each in logged
+    )
+
+
 def _at_limit(view: View, limits: Limits, varying: Sequence[VaryingGuard]) -> list[VaryingGuard]:
     """Guards of functions that were compiled as often as torch allows, one for each function."""
     limit = _limit(view, limits)
-    totals = Counter((fact.function, fact.file, fact.line) for fact in view.program.compilations)
+    totals = Counter((fact.function, fact.file, fact.line) for fact in _known(view))
     # More compilations than this mean that the program set a different limit.
     found = {
         (guard.function, guard.file, guard.line): guard
@@ -235,7 +247,7 @@ def _limit(view: View, limits: Limits) -> float:
 
 
 def _note(view: View, limits: Limits, guard: VaryingGuard) -> Found:
-    count = sum(fact.function == guard.function and fact.line == guard.line for fact in view.program.compilations)
+    count = sum(fact.function == guard.function and fact.line == guard.line for fact in _known(view))
     return Found(
         f"{guard.function}() was compiled {count} times, because {guard.what}; torch has stopped compiling it and runs "
         "it operator by operator",

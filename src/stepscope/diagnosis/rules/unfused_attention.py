@@ -37,10 +37,13 @@ import numpy as np
 
 from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
 from stepscope.diagnosis.finding import Interval, NotAnswered
+from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View, rows_of
 from stepscope.whatif.changes import scaled_operators
 
+_OPTION: Final = "attn_implementation="
+"""The option of Transformers that chooses attention."""
 _FORWARD_PRODUCTS: Final = 2
 _BACKWARD_PRODUCTS: Final = 5
 """Matrix products of one score block in a fused backward pass, which computes the scores again."""
@@ -74,7 +77,7 @@ def check(view: View, limits: Limits) -> Answers:
         figures=_figures(view, found, len(backward), cost),
         intervals=(_example(view, found),),
         remedy=_remedy(found),
-        where=view.at_operators(forward),
+        where=(*settings_at(view, _OPTION), *view.at_operators(forward)),
         change=scaled_operators(written_out, remaining / cost),
     )
 

@@ -67,11 +67,10 @@ class DeviceWork(msgspec.Struct, gc=False):
     def module(self) -> str | None:
         """What `torch.cuda.graph`'s annotation of the graph's node says, which its exporter merges into the arguments.
 
-        `mark_kernels` writes text under "str"; compilers write a module's qualified name under "module_fqn".
+        Compilers write a module's qualified name under "module_fqn", `mark_kernels` writes text under "str".
         """
-        if not self.graph_node:
-            return None
-        found = (self.module_fqn, self.annotation, self.marked_name, self.marked)
+        marks = (self.annotation, self.marked_name, self.marked) if self.graph_node else ()
+        found = (self.module_fqn, *marks)
         return next((each for each in found if isinstance(each, str) and each), None)
 
 

@@ -74,7 +74,13 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "source_function": "source_function",
         "scope": "scope",
     },
-    "launches": {"kind": "kind", "correlation": "correlation", "external_id": "External id", "bytes": "bytes"},
+    "launches": {
+        "kind": "kind",
+        "correlation": "correlation",
+        "external_id": "External id",
+        "bytes": "bytes",
+        "kernel": "kernel",
+    },
     "device_work": {
         "kind": "kind",
         "device": "device",
@@ -95,6 +101,7 @@ ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
         "message_type": "dtype",
         "call_stack": "Call stack",
         "scope": "scope",
+        "module": "module_fqn",
     },
     "frames": {"python_id": "Python id", "file": "file", "line": "line", "function": "function", "module": "module"},
     "lines": {"file": "file", "line": "line", "function": "function"},

@@ -79,6 +79,7 @@ class _Guard:
             return False
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"stepscope: this process is not recorded: {type(error).__name__}: {error}\n")
+        _sign("left")  # as `run_folder.LEFT`
         return True
 
 
@@ -97,12 +98,12 @@ def _stepscope() -> None:
             spec.loader.exec_module(module)
 
 
-def _sign() -> None:
-    """Leave a marker file that shows that a Python process of the run was reached."""
-    with contextlib.suppress(OSError):
+def _sign(name: str) -> None:
+    """Leave a marker file that shows that a Python process of the run was reached ("python"), or left."""
+    with contextlib.suppress(OSError, KeyError):
         folder = os.path.join(os.environ["STEPSCOPE_RUN"], "seen")
         os.makedirs(folder, 0o700, exist_ok=True)
-        os.close(os.open(os.path.join(folder, "python"), os.O_CREAT | os.O_WRONLY, 0o600))
+        os.close(os.open(os.path.join(folder, name), os.O_CREAT | os.O_WRONLY, 0o600))
 
 
 def _run_users_own() -> None:
@@ -118,6 +119,6 @@ def _run_users_own() -> None:
 with _Guard():
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _HERE]
     if os.path.isfile(os.path.join(os.environ.get("STEPSCOPE_RUN", ""), "run.json")):
-        _sign()
+        _sign("python")
         sys.meta_path.insert(0, _Imports())
 _run_users_own()

@@ -63,6 +63,16 @@ def looking_up(rows: int = 40_000, indices: int = 400, *, cleared: bool = True, 
     return step.trace()
 
 
+def answering(positions: int = 64, kept: int = 2) -> Trace:
+    """A linear layer of 40,000 ns for 2 rows, of whose scores the next operator takes some, in 100,000 ns."""
+    step = Shaped()
+    with step.inside("aten::linear", 40_000, (2, positions, 32), (4000, 32)):
+        step.call("aten::matmul", 39_000, (2, positions, 32), (32, 4000))
+    step.call("aten::slice", 10, (2, positions, 4000))
+    step.call("aten::argmax", 1_000, (2, kept // 2, 4000))
+    return step.trace()
+
+
 FIRES: Cases = {
     "a loss over many classes": scoring,
     "converted": lambda: scoring(wide=True),
@@ -77,6 +87,8 @@ SILENT: Cases = {
     "a small table": lambda: looking_up(rows=4000, indices=40),
     "most rows are read": lambda: looking_up(indices=39_000),
     "tied to the output": lambda: looking_up(tied=True),
+    "all scores are used": lambda: answering(kept=64),
+    "only the last position is computed": lambda: answering(positions=1),
 }
 
 
@@ -144,3 +156,11 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, scoring(), classes=5000).findings == ()
     assert asked(rule, looking_up(), rows=50_000).findings == ()
     assert asked(rule, looking_up(), read=0.005).findings == ()
+
+
+def test_scores_that_an_answer_does_not_use_are_saved() -> None:
+    finding = the_finding(rule, answering())
+
+    assert finding.saving_ns_per_step == int(40_000 * (1 - 2 / 128))
+    assert finding.title.startswith("the scores of 128 positions by 4,000 classes are computed, of which 2 are used")
+    assert "logits_to_keep" in finding.remedy.code

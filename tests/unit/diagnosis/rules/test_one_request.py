@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from stepscope.diagnosis.rules.one_request import RULE as rule
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ModelCallFacts, ProgramFacts, WaitingFacts
 from tests.simulator.serving_faults import TOKENS, one_request
-from tests.unit.diagnosis.rules.cases import US, Cases, busy_device, empty_trace, figures_of, recorded, the_finding
+from tests.unit.diagnosis.rules.cases import (
+    US,
+    Cases,
+    busy_device,
+    empty_trace,
+    figures_of,
+    places_of,
+    recorded,
+    the_finding,
+)
 from tests.unit.recording import Recording
 
 
@@ -31,9 +41,32 @@ def served_alone() -> Trace:
     return recording.trace()
 
 
+def engine(most: int = 1, *, pause: int = 0, prompts: int = 6, known: bool = True) -> Trace:
+    """Calls of an engine that forms batches, of 10 us for a token and 16 us for a prompt of 7, in a step of 1 ms."""
+    calls, now = [], 0
+    for _ in range(prompts):
+        calls.append((now, most, most, 7 * most))
+        now += 16 * US
+        for _ in range(4):
+            calls.append((now, most, 0, most))
+            now += 10 * US
+        now += pause * US
+    files = ("/lib/transformers/generation/continuous_batching/continuous_api.py",) if known else ("serve.py",)
+    program = ProgramFacts(
+        model_calls=ModelCallFacts(files=files, calls=tuple(calls)),
+        waiting=(WaitingFacts(file="ask.py", line=7, function="main"),),
+    )
+    recording = Recording(metadata=Metadata(program=program, origin_unix_ns=0))
+    recording.step(0, 1000 * US, 1)
+    recording.operator(10, now, "aten::linear")
+    return recording.trace()
+
+
 FIRES: Cases = {
     "a loop": lambda: recorded(one_request(fault=True)),
     "generate()": lambda: generations(3),
+    "an engine with one": engine,
+    "an engine with two": lambda: engine(2),
 }
 SILENT: Cases = {
     "empty": empty_trace,
@@ -42,6 +75,9 @@ SILENT: Cases = {
     "batches": lambda: generations(3, requests=4),
     "one generation": lambda: generations(1),
     "an engine serves what arrives": served_alone,
+    "an engine with many": lambda: engine(5),
+    "the next request comes later": lambda: engine(pause=100),
+    "few requests": lambda: engine(prompts=1),
 }
 
 
@@ -51,7 +87,7 @@ def test_decoding_is_shared_by_the_generations() -> None:
     figures = {name: value for name, value, *_ in figures_of(finding)}
     assert figures["generations"] == 3
     assert figures["tokens decoded one by one"] == 12
-    decoding_ns = 3 * (3 * 15 + 30) * US
+    decoding_ns = 3 * 4 * 15 * US
     steps = 15
     assert finding.saving_ns_per_step == int(decoding_ns * (1 - 1 / 3)) // steps
     assert "model.generate(**batch" in finding.remedy.code
@@ -60,3 +96,14 @@ def test_decoding_is_shared_by_the_generations() -> None:
 def test_the_loops_tokens_are_counted() -> None:
     finding = the_finding(rule, recorded(one_request(fault=True)))
     assert {name: value for name, value, *_ in figures_of(finding)}["tokens decoded one by one"] == 4 * (TOKENS - 1)
+
+
+def test_an_engine_could_decode_more_requests_at_once() -> None:
+    finding = the_finding(rule, engine())
+
+    figures = {name: value for name, value, *_ in figures_of(finding)}
+    assert figures["most requests in a call of the model"] == 1
+    assert (figures["prompts that were begun"], figures["requests that are assumed at once"]) == (6, 6)
+    assert (figures["time of a decoding call"], figures["time that a further token adds"]) == (10 * US, US)
+    assert places_of(finding) == [("ask.py", 7, "main")]
+    assert "max_requests_per_batch" in finding.remedy.code

@@ -1,0 +1,154 @@
+"""Costs grow with the trace and no faster: four times the trace is at most about four times the work, counted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from benchmarks.long_trace import recording, simulated, with_device, write_long_trace_of
+from stepscope.commands import main
+from stepscope.commands.read.export import derived_tables
+from stepscope.diagnosis.rules import RULES
+from stepscope.diagnosis.view import View
+from stepscope.readers import open_trace
+from tests.work_done import counting
+
+TIMES: Final = 4
+MOST: Final = 5.0
+"""Times the work that four times the trace may take: sorting and merging take a little more than in proportion."""
+FIXED: Final = 20_000
+"""Work that is not weighed: what does not depend on the trace."""
+EVENTS: Final = {"recorded": 30_000, "simulated": 20_000}
+
+
+@pytest.fixture(scope="module", params=list(EVENTS))
+def paths(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A trace and one of four times as many events of the same kind."""
+    kind = request.param
+    events = with_device(recording()) if kind == "recorded" else simulated()
+    folder = tmp_path_factory.mktemp(kind)
+    found = []
+    for factor in (1, TIMES):
+        path = folder / f"{factor}.json"
+        write_long_trace_of(path, events, factor * EVENTS[kind])
+        found.append(path)
+    return found
+
+
+def check(works: list[int], what: str) -> None:
+    one, four = works
+    assert four <= MOST * one + FIXED, f"{what}: {one:,} for one trace, {four:,} ({four / one:.1f} times) for four"
+
+
+def test_reading(paths: list[Path]) -> None:
+    works = []
+    for path in paths:
+        with counting() as work:
+            open_trace(path)
+        works.append(work.total)
+
+    check(works, "reading")
+
+
+def views(paths: list[Path]) -> list[View]:
+    return [View(open_trace(path)) for path in paths]
+
+
+def test_rules_and_what_they_ask(paths: list[Path]) -> None:
+    """Each rule in turn, with what it is the first to ask of the view."""
+    found = views(paths)
+    too_much = []
+    for rule in RULES:
+        works = []
+        for view in found:
+            with counting() as work:
+                rule.ask(view)
+            works.append(work.total)
+        with contextlib.suppress(AssertionError):
+            check(works, rule.id)
+            continue
+        too_much.append((rule.id, *works))
+
+    assert not too_much
+
+
+def test_tables(paths: list[Path]) -> None:
+    traces = [open_trace(path) for path in paths]
+    too_much = []
+    for name, (make, _) in derived_tables().items():
+        works = []
+        for trace in traces:
+            with counting() as work:
+                make(trace)
+            works.append(work.total)
+        with contextlib.suppress(AssertionError):
+            check(works, name)
+            continue
+        too_much.append((name, *works))
+
+    assert not too_much
+
+
+COMMANDS: Final = (
+    ["diagnose", "{}", "--json", "{out}.json", "--markdown", "{out}.md", "--html", "{out}.html"],
+    ["whatif", "{}", "--remove", "python"],
+    ["compare", "{}", "{}"],
+    *([name, "{}", "--top", "0"] for name in ("idle", "operators", "kernels", "input", "lines", "modules")),
+    ["memory", "{}"],
+    *(
+        ["export", "{}", "{out}", "--format", form]
+        for form in ("timeline", "chrome", "perfetto", "speedscope", "folded")
+    ),
+    ["predict", "{}", "--to", "H100-SXM"],
+)
+
+
+@pytest.mark.parametrize(
+    "words", COMMANDS, ids=lambda words: f"{words[0]}-{words[-1]}" if words[0] == "export" else words[0]
+)
+def test_commands(words: list[str], paths: list[Path], tmp_path: Path) -> None:
+    works = []
+    for path in paths:
+        open_trace(path)
+        filled = [word.format(path, out=tmp_path / path.name) for word in words]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), counting() as work:
+            code = main([*filled, "--no-cache"])
+        assert code in (0, 1), filled
+        works.append(work.total)
+
+    check(works, words[0])
+
+
+def test_that_the_count_sees_a_quadratic_cost() -> None:
+    import numpy as np
+    import polars as pl
+
+    def of_tables(column: pl.Series) -> object:
+        return [column.to_frame().filter(pl.col("") == value).height for value in range(len(column))]
+
+    def of_arrays(column: pl.Series) -> object:
+        values = column.to_numpy()
+        return [int((values == value).sum()) for value in range(len(values))]
+
+    def of_calls(column: pl.Series) -> object:
+        return [max(first, second) for first in column for second in column]
+
+    def linear(column: pl.Series) -> object:
+        values = np.sort(column.to_numpy())
+        return [int(values[place]) for place in np.searchsorted(values, values)]
+
+    def times(of: Callable[[pl.Series], Any]) -> float:
+        works = []
+        for count in (500, 500 * TIMES):
+            with counting() as work:
+                of(pl.Series(np.arange(count)))
+            works.append(work.total)
+        return works[1] / works[0]
+
+    assert [times(of) > 2 * MOST for of in (of_tables, of_arrays, of_calls)] == [True] * 3
+    assert times(linear) < MOST
