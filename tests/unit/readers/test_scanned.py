@@ -11,6 +11,7 @@ import pytest
 
 from stepscope.readers.assembly import StringPool
 from stepscope.readers.kineto import scanned
+from stepscope.readers.kineto.events import Damage
 from stepscope.readers.kineto.scanned import Coded, Rows, RowTables, combined, first_uses, scan
 
 needs_scanner = pytest.mark.skipif(not scanned.is_built(), reason="the scanner was not built: there is no compiler")
@@ -194,8 +195,6 @@ def test_only_values_of_kept_rows_reach_the_pool() -> None:
     names, lanes = coded([0, 1], ["dropped", "kept"], in_order=True), coded([0, 1], [(1, 1), (1, 2)], in_order=True)
     rows = Rows("frames", np.array([0, 5]), np.array([1, 1]), names, lanes, {"python_id": None})
     pool, lane_of = StringPool(), {(1, 2): 4}
-    frame = RowTables(pool, lane_of, {}, scanned.Damage()).slices(
-        "python_function", rows.filtered(np.array([False, True]))
-    )
+    frame = RowTables(pool, lane_of, {}, Damage()).slices("python_function", rows.filtered(np.array([False, True])))
     assert frame.rows() == [(5, 1, 0, 4, None)]
     assert pool.strings().to_list() == ["kept"]
