@@ -57,7 +57,7 @@ _KINDS: Final = tuple(
 )
 _NO_INTEGER: Final = np.iinfo(np.int64).min
 _NO_CODE: Final = np.iinfo(np.uint32).max
-_NULLS: Final = {
+_NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
     np.dtype(np.int64): (np.int64(_NO_INTEGER), pl.Series([None], dtype=pl.Int64)),
     np.dtype(np.uint32): (np.uint32(_NO_CODE), pl.Series([None], dtype=pl.UInt32)),
     np.dtype(np.float64): (None, pl.Series([None], dtype=pl.Float64)),
@@ -439,8 +439,9 @@ def _with_nulls(name: str, values: npt.NDArray[Any]) -> pl.Series:
     absent = np.isnan(values) if missing is None else values == missing
     count = int(np.count_nonzero(absent))
     if count == len(values):  # much faster than to set each
-        return nulls.new_from_index(0, count).alias(name)
-    column: pl.Series = pl.Series(name, values)
-    if count:
-        column = column.set(pl.Series(absent), None)
+        column = nulls.new_from_index(0, count).alias(name)
+    else:
+        column = pl.Series(name, values)
+        if count:
+            column = column.set(pl.Series(absent), None)
     return column
