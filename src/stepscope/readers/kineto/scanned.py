@@ -438,6 +438,7 @@ def _with_nulls(name: str, values: npt.NDArray[Any]) -> pl.Series:
     missing, nulls = _NULLS[values.dtype]
     absent = np.isnan(values) if missing is None else values == missing
     count = int(np.count_nonzero(absent))
+    column: pl.Series
     if count == len(values):  # much faster than to set each
         column = nulls.new_from_index(0, count).alias(name)
     else:
