@@ -28,7 +28,8 @@ try:
 except ImportError:  # it was not built, and the Python reader serves
     _scanner = None  # type: ignore[assignment]
 
-_INTERFACE: Final = 1
+INTERFACE: Final = 1
+"""What the scanner takes and returns; native/scanner.cpp has the same number."""
 INSTANT: Final = "[memory]"
 _TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
     ("operators", arguments.OPERATOR_CATEGORIES, arguments.Operator),
@@ -228,7 +229,7 @@ class Scan:
 
 def is_built() -> bool:
     """Whether there is a compiled scanner, and made from this version's source."""
-    return _scanner is not None and _scanner.INTERFACE == _INTERFACE
+    return _scanner is not None and _scanner.INTERFACE == INTERFACE
 
 
 def scan(text: bytes, *, exact: bool) -> Scan | None:
