@@ -1,7 +1,7 @@
 """How fast traces are read, in how much memory, and how fast again from the cache; beside HolisticTraceAnalysis.
 
     python benchmarks/read_trace.py [--directory DIR] [--sizes 100 500 2000] [--runs 3]
-                                    [--hta-python PYTHON | --without-hta]
+                                    [--hta-python PYTHON | --without-hta] [--without-scanner]
 
 Every run is a fresh process held to one core (where the system can do that), with one Polars thread. Seconds are CPU
 seconds of the call alone and of the whole process, imports included; memory is the process's peak as the
@@ -12,6 +12,8 @@ unless --hta-python names one. Two of its calls are timed: `TraceAnalysis(trace_
 a trace, and `Trace(...).parse_traces(use_multiprocessing=False, use_memory_profiling=False)`, the parsing alone and
 its fastest setting. Its number of events is compared with the one it should have: events with a duration and a
 category other than "Trace". (TraceAnalysis then leaves out device work outside the whole steps, which is meant so.)
+
+With --without-scanner, stepscope reads without its compiled scanner, as where none was built.
 
 With STEPSCOPE_TRACES set, a real trace is read as well.
 """
@@ -42,6 +44,10 @@ PROLOGUE = """
 path, cache = sys.argv[1], sys.argv[2]
 def report(events):
     print(json.dumps({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "events": events}))
+"""
+WITHOUT_SCANNER = """
+from stepscope.readers import kineto
+kineto.scan = lambda text, *, exact: None
 """
 READ = """
 from stepscope.readers import open_trace
@@ -103,6 +109,8 @@ def rows(
         programs += [("HTA, TraceAnalysis(...)", hta, HTA_OPEN, options.runs)]
         all_events, hta_events = measure(sys.executable, PROLOGUE + COUNT, str(path), str(cache))["events"]
     for what, python, program, runs in programs:
+        if options.without_scanner and what.startswith("stepscope"):
+            program = WITHOUT_SCANNER + program
         found = medians([measure(python, PROLOGUE + program, str(path), str(cache)) for _ in range(runs)])
         note = f"{found['events']:,}"
         if hta is not None:
@@ -156,6 +164,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--hta-python", type=Path)
     parser.add_argument("--without-hta", action="store_true")
+    parser.add_argument("--without-scanner", action="store_true")
     options = parser.parse_args()
     directory = options.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,7 @@
 
 repository=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 environment=$repository/.venv
-# Three lines: what is installed (runtime, dev, or unfinished), from which pyproject.toml, and where.
+# Three lines: what is installed (runtime, dev, or unfinished), from which sources of a build, and where.
 stamp=$environment/.stepscope
 python=${PYTHON:-python3}
 
@@ -15,7 +15,7 @@ fail() {
 # prepare_environment runtime|dev: have .venv ready, installing only what is missing or out of date.
 prepare_environment() {
     local wanted=$1 have="" from="" place="" current
-    current=$(cksum <"$repository/pyproject.toml")
+    current=$(cd "$repository" && cat pyproject.toml hatch_build.py native/scanner.cpp | cksum)
     if [ -f "$stamp" ]; then
         { read -r have && read -r from && read -r place; } <"$stamp" || have=unfinished
     fi

@@ -378,9 +378,13 @@ CHECKS: Final[tuple[_Check, ...]] = (
 _ORDER: Final = ("problem", "note", "fine", "unknown")
 
 
-def inspect_environment(machine: Machine) -> list[Observation]:
-    """Run every check on the machine and the process; problems come first, then notes, fine and unknown."""
-    found: list[Observation] = []
+def inspect_environment(machine: Machine, others: Sequence[Observation] = ()) -> list[Observation]:
+    """Run every check on the machine and the process; problems come first, then notes, fine and unknown.
+
+    Args:
+        others: observations of other parts of stepscope, put in order with the checks'.
+    """
+    found = [*others]
     for check in CHECKS:
         said = check(machine)
         found.extend(said if isinstance(said, list) else [said])

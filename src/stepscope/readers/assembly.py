@@ -116,14 +116,21 @@ class StringPool:
 
     def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
         """Return the index of each string or integer, null for None (UInt32)."""
+        return pl.Series(self.numbers(strings), dtype=pl.UInt32)
+
+    def numbers(self, strings: Iterable[Any], missing: int | None = None) -> list[Any]:
+        """Return the index of each string or integer, `missing` for None."""
         known = self._codes
         current().require("strings", len(known))
-        return pl.Series([None if s is None else known[str(s)] for s in strings], dtype=pl.UInt32)
+        return [missing if s is None else known[str(s)] for s in strings]
 
     def raw_codes(self, raws: Sequence[Any]) -> pl.Series:
         """Return the index of each JSON text, null for JSON's null (UInt32)."""
+        return pl.Series(self.raw_numbers(raws), dtype=pl.UInt32)
+
+    def raw_numbers(self, raws: Sequence[Any]) -> list[Any]:
         known = self._raw_codes
-        return pl.Series([known[raw] for raw in map(bytes, raws)], dtype=pl.UInt32)
+        return [known[raw] for raw in map(bytes, raws)]
 
     def strings(self) -> pl.Series:
         current().require("strings", len(self._codes))

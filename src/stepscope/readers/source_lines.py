@@ -128,6 +128,7 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
     found = _Join(operators, writer.scan("links").collect(), notes, period).locations()
     if (found >= 0).any():
         writer.change("operators", lambda part, first: part.with_columns(_columns(records, found, first, part.height)))
+    if (found >= 0).any() or any((noted.locations >= 0).any() for noted in notes.values()):
         metadata = replace(metadata, recorded=(*(metadata.recorded or ()), "lines"))
         writer.write_part("lines", _line_table(records, notes, period, metadata))
         compiled = operators.filter(pl.col("name").str.contains(_COMPILED)).height

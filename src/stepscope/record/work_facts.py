@@ -115,6 +115,17 @@ def _changes_by_itself(node: ast.AST) -> bool:
     return any(_CHANGING.fullmatch(name.lower()) for name in names if name)
 
 
+def _inherited(owner: ast.ClassDef, names: set[str]) -> set[str]:
+    """Those of these names that are attributes which another class, whose source may change them, gives the object."""
+    if not owner.bases:
+        return set()
+    stored = (node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    own = {dotted_name(node) for node in stored}
+    own |= {f"self.{node.name}" for node in owner.body if isinstance(node, FUNCTIONS)}
+    own |= {f"self.{name}" for node in owner.body if isinstance(node, ast.stmt) for name in _bound_or_changed(node)}
+    return {name for name in names if name.startswith("self.") and name not in own}
+
+
 @dataclass
 class _Statement:
     """A simple statement with what it uses, and the names that decide whether it runs."""
@@ -144,6 +155,8 @@ class _Inside:
         named = (each for each in ast.walk(self.function) if isinstance(each, (ast.Global, ast.Nonlocal)))
         self.varying.update(*(each.names for each in named))
         self.statements = list(self._statements(self.function.body, set()))
+        if self.owner is not None:
+            self.varying |= _inherited(self.owner, {name for each in self.statements for name in each.reads})
         for _ in range(_MOST_TURNS):
             before = len(self.varying)
             for each in self.statements:

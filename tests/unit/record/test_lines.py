@@ -328,6 +328,13 @@ def test_an_empty_file_of_lines_says_nothing(tmp_path: Path) -> None:
     assert trace.warnings == ()
 
 
+def test_lines_without_operators_are_kept(tmp_path: Path) -> None:
+    trace = joined(tmp_path, records_of((20, FORWARD), (24, -1)), forward("aten::mm", 10, 5))
+
+    assert lines_in(trace) == {"aten::mm": None}
+    assert trace.lines.select("line", "function", "duration_ns").rows() == [(20, "main", 4000)]
+
+
 def test_operators_get_the_line_their_thread_was_at(tmp_path: Path) -> None:
     records = records_of((5, FORWARD), (8, MODEL), (30, FORWARD), (40, -1))
     trace = joined(

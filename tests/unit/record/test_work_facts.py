@@ -89,6 +89,21 @@ def test_the_kinds_of_work(name: str) -> None:
     assert sorted(set(found)) == sorted(expected)
 
 
+def test_what_another_class_keeps_is_no_constant() -> None:
+    text = dedent("""\
+        class Urgent(Scheduler):
+            weights = load()
+            def schedule(self, budget):
+                waiting = list(self.queue)
+                weights = scaled(self.weights)
+                return waiting, weights
+        """)
+
+    works = work_of_source(text, "serve.py")[1]
+
+    assert [each.name for each in works if each.kind == "constant"] == ["weights"]
+
+
 def test_functions_say_what_they_call_and_whether_they_draw_numbers() -> None:
     text = dedent("""\
         def clean(text):

@@ -404,7 +404,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     stream = EventStream(source)
     columns = GaudiColumns(stream.damage)  # no window here: matching calls to work needs all events
     spill = Spill(writer.directory)
-    kineto.gather(source.name, stream, columns, spill)
+    kineto.gather(source.name, stream.chunks(), columns, spill)  # the scanner does not know this bridge's arguments
     header = kineto.header_of(stream)
     Sorting(columns, spill).sort()
     spill.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +16,8 @@ from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import warnings
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.kineto.columns import Columns
-from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, EventStream
+from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event, EventStream
+from stepscope.readers.kineto.scanned import Scan, scan
 from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
@@ -72,7 +74,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     stream = EventStream(source)
     columns = Columns(stream.damage, window.end_ns if window else 2**62)
     spill = Spill(writer.directory)
-    gather(source.name, stream, columns, spill)
+    gather(source.name, stream.scans(scan), columns, spill)
     header = header_of(stream)
     spill.flush()
     origin_ns = columns.origin_ns or 0
@@ -85,9 +87,9 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     return metadata, warnings(stream.damage, EXPLANATIONS)
 
 
-def gather(name: str, stream: EventStream, columns: Columns, spill: Spill) -> None:
+def gather(name: str, chunks: Iterable[list[Event] | Scan], columns: Columns, spill: Spill) -> None:
     """Convert all events to rows of `spill`; raise UnreadableTraceError if no event has a start and a duration."""
-    for events in stream.chunks():
+    for events in chunks:
         spill.add(columns.batch(events))
     columns.pairs.finish()
     if not columns.complete_events:

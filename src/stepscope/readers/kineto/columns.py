@@ -20,6 +20,7 @@ from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS, host_slice_tab
 from stepscope.readers.gathering import fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
+from stepscope.readers.kineto.scanned import Rows, RowTables, Scan
 from stepscope.trace.tables import SCHEMAS
 
 MOST_OPEN: Final = 1_000_000
@@ -135,22 +136,31 @@ class Columns:
         self._seen_names: set[tuple[str, Any, Any]] = set()
         self._has_correlation = False
         self.pairs = Pairs(damage)
+        self._row_tables = RowTables(self.pool, self._lane_of, self.queues, damage)
 
-    def batch(self, events: list[Event]) -> Batch:
+    def batch(self, events: list[Event] | Scan) -> Batch:
         self.events += len(events)
-        events = self.pairs.closed(events)
         complete: defaultdict[str, list[Event]] = defaultdict(list)
         others: defaultdict[str, list[Event]] = defaultdict(list)
-        for event in events:
+        scan = events if isinstance(events, Scan) else None
+        for event in events.others if isinstance(events, Scan) else self.pairs.closed(events):
             if event.ph == "X":
                 complete[event.cat or self._category_without(event)].append(event)
             else:
                 others[event.ph].append(event)
         batch: Batch = {}
-        for category, group in complete.items():
-            self._complete(category.lower(), group, batch)
+        for category, group in (complete if scan is None else scan.complete).items():
+            if isinstance(group, Rows):
+                self._complete_rows(category.lower(), group, batch)
+            else:
+                self._complete(category.lower(), group, batch)
+        if scan is not None and scan.memory is not None:
+            _append(batch, "memory", self._row_tables.memory(scan.memory))
         self._memory(others.pop("i", []) + others.pop("I", []), batch)
-        self._flows(others.pop("s", []), others.pop("f", []), batch)
+        for phase, end in (("s", "source"), ("f", "target")):
+            if scan is not None and phase in scan.flows:
+                self._flow_rows(end, scan.flows[phase], batch)
+            self._flows(end, others.pop(phase, []), batch)
         self._counters(others.pop("C", []), batch)
         self._names(others.pop("M", []))
         for phase in ("t", "P", "N", "O", "D", "R", "c"):  # flow steps and marks that no table uses
@@ -195,9 +205,13 @@ class Columns:
         if len(timed) < len(group):
             self.damage["incomplete_event"] += len(group) - len(timed)
         self.complete_events += len(timed)
-        # Device work after the window may have been launched inside it.
-        keep_until_ns = 2 * LATEST_NS if category in arguments.DEVICE_CATEGORIES else self._keep_until_ns
-        kept, start, duration = self._times(timed, keep_until_ns)
+        start, start_fits = nanoseconds([event.ts for event in timed])
+        duration, duration_fits = nanoseconds([event.dur for event in timed])
+        usable, duration = self._usable(category, start, duration, start_fits & duration_fits)
+        kept = timed
+        if not usable.all():
+            kept = [event for event, keep in zip(timed, usable.tolist(), strict=True) if keep]
+            start, duration = start[usable], duration[usable]
         if not kept:
             return
         table, build = self._builder(category, kept)
@@ -229,27 +243,41 @@ class Columns:
         kind = arguments.ANNOTATION_CATEGORIES.get(category, "host")
         return "annotations", lambda events: self._annotations(events, kind)
 
-    def _times(
-        self, events: list[Event], keep_until_ns: int
-    ) -> tuple[list[Event], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the events with usable times inside the window, and their starts and durations."""
-        start, start_fits = nanoseconds([event.ts for event in events])
-        duration, duration_fits = nanoseconds([event.dur for event in events])
-        usable = start_fits & duration_fits & (duration < LONGEST_NS)
+    def _complete_rows(self, category: str, rows: Rows, batch: Batch) -> None:
+        self.complete_events += len(rows)
+        usable, duration = self._usable(category, rows.start_ns, rows.duration_ns, np.ones(len(rows), np.bool_))
+        rows.duration_ns = duration
+        kept = rows.filtered(usable)
+        if len(kept):
+            if rows.table == "device_work":
+                self._has_correlation = self._has_correlation or kept.has("correlation")
+            frame = self._row_tables.slices(category, kept)
+            _append(batch, rows.table, frame)
+            if rows.table != "device_work":
+                self.host_lanes.update(frame["lane"].unique())
+
+    def _usable(
+        self,
+        category: str,
+        start: npt.NDArray[np.int64],
+        duration: npt.NDArray[np.int64],
+        fits: npt.NDArray[np.bool_],
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Return a mask of the usable times inside the window, and the durations without negative ones."""
+        # Device work after the window may have been launched inside it.
+        keep_until_ns = 2 * LATEST_NS if category in arguments.DEVICE_CATEGORIES else self._keep_until_ns
+        usable = fits & (duration < LONGEST_NS)
         self._count("time_out_of_range", ~usable)
         unset = usable & (start == 0) & (duration == 0)
         if unset.any() and max(start[usable].max(), self.origin_ns or 0) > _ZERO_TIME_LIMIT_NS:
             self._count("event_without_time", unset)
             usable &= ~unset
         self._count("negative_duration", usable & (duration < 0))
-        duration = np.maximum(duration, 0)
         if usable.any():
             earliest = int(start[usable].min())
             self.origin_ns = earliest if self.origin_ns is None else min(self.origin_ns, earliest)
             usable &= start - self.origin_ns < keep_until_ns
-        if not usable.all():
-            events = [event for event, keep in zip(events, usable.tolist(), strict=True) if keep]
-        return events, start[usable], duration[usable]
+        return usable, np.maximum(duration, 0)
 
     def _count(self, kind: str, which: npt.NDArray[np.bool_]) -> None:
         if count := int(which.sum()):
@@ -366,27 +394,33 @@ class Columns:
         self._count("time_out_of_range", ~fits)
         _append(batch, "memory", frame.filter(pl.Series(fits)))
 
-    def _flows(self, starts: list[Event], ends: list[Event], batch: Batch) -> None:
+    def _flows(self, end: str, group: list[Event], batch: Batch) -> None:
         """Keep forward-backward flows always, other flows only until a correlation number was seen."""
-        for kind, group in (("source", starts), ("target", ends)):
-            events = [
-                event
-                for event in group
-                if event.ts is not None and (event.cat in FORWARD_BACKWARD_FLOWS or not self._has_correlation)
-            ]
-            if not events:
-                continue
-            start, fits = nanoseconds([event.ts for event in events])
-            frame = pl.DataFrame(
-                {
-                    "start_ns": start,
-                    "lane": self._lane_codes(events),
-                    "end": self.pool.codes([kind] * len(events)),
-                    "category": self.pool.codes([event.cat for event in events]),
-                    "flow": self.pool.optional_codes([event.id for event in events]),
-                }
-            )
-            _append(batch, "flows", frame.filter(pl.Series(fits)))
+        events = [
+            event
+            for event in group
+            if event.ts is not None and (event.cat in FORWARD_BACKWARD_FLOWS or not self._has_correlation)
+        ]
+        if not events:
+            return
+        start, fits = nanoseconds([event.ts for event in events])
+        frame = pl.DataFrame(
+            {
+                "start_ns": start,
+                "lane": self._lane_codes(events),
+                "end": self.pool.codes([end] * len(events)),
+                "category": self.pool.codes([event.cat for event in events]),
+                "flow": self.pool.optional_codes([event.id for event in events]),
+            }
+        )
+        _append(batch, "flows", frame.filter(pl.Series(fits)))
+
+    def _flow_rows(self, end: str, rows: Rows, batch: Batch) -> None:
+        if self._has_correlation:
+            wanted = [category in FORWARD_BACKWARD_FLOWS for category in rows.names.values]
+            rows = rows.filtered(np.array(wanted)[rows.names.codes])
+        if len(rows):
+            _append(batch, "flows", self._row_tables.flows(end, rows))
 
     def _counters(self, events: list[Event], batch: Batch) -> None:
         timed = [event for event in events if event.ts is not None]

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -17,6 +17,9 @@ import numpy.typing as npt
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
 from stepscope.readers.source import ByteSource, current
+
+if TYPE_CHECKING:
+    from stepscope.readers.kineto.scanned import Scan
 
 LATEST_NS: Final = 2**61
 """Year 2043; differences of such times can be added and doubled in 64 bits, which nesting does."""
@@ -239,6 +242,15 @@ _OVERLAP_BYTES: Final = 256
 _BACKWARD_TRIES: Final = 1000
 
 
+_Events = TypeVar("_Events", "list[Event]", "list[Event] | Scan")
+
+
+class Scanner(Protocol):
+    """Reads a text of whole events in another way than `decode_events`; None if it cannot."""
+
+    def __call__(self, text: bytes, *, exact: bool) -> Scan | None: ...
+
+
 class EventStream:
     """The events of a document, in chunks.
 
@@ -252,6 +264,7 @@ class EventStream:
         self._source = source
         self._blocks = source.blocks()
         self._exact = False
+        self._seen = 0
         self.before = b""
         self.after = b""
         self.closed = False
@@ -262,20 +275,45 @@ class EventStream:
 
         Raises NotATraceError.
         """
-        seen = 0
-        for text, is_last in self._texts(self._find_array()):
-            damage = self.damage.copy()
-            events = self._decode(text, is_last=is_last)
-            if not self._exact and _needs_decimals(events):
-                self._exact, self.closed = True, False
-                self.damage.clear()
-                self.damage.update(damage)
-                events = self._decode(text, is_last=is_last)
-            seen += len(events)
-            current().require("rows", seen)  # also those that are skipped
-            yield events
+        for text, is_last in self._pieces():
+            yield self._counted(self._exactly_decoded(text, is_last=is_last))
+
+    def scans(self, scanner: Scanner) -> Iterator[list[Event] | Scan]:
+        """Yield the events of each chunk as the scanner returns them, or else decoded; raise NotATraceError."""
+        for text, is_last in self._pieces():
+            scan = self._scan(scanner, text, is_last=is_last)
+            yield self._counted(self._exactly_decoded(text, is_last=is_last) if scan is None else scan)
+
+    def _pieces(self) -> Iterator[tuple[bytes, bool]]:
+        yield from self._texts(self._find_array())
         for block in self._blocks:  # the text after the array may span blocks
             self._keep_after(block)
+
+    def _counted(self, events: _Events) -> _Events:
+        self._seen += len(events)
+        current().require("rows", self._seen)  # also those that are skipped
+        return events
+
+    def _scan(self, scanner: Scanner, text: bytes, *, is_last: bool) -> Scan | None:
+        """Scan a text; set `closed` and `after` if the array ends in it."""
+        scan = scanner(text, exact=self._exact)
+        if scan is not None and scan.end is not None:
+            if not _ends_array(text, scan.end, is_last=is_last):
+                return None
+            self._close(text[scan.end :])
+        if scan is not None:
+            self._exact = scan.exact
+        return scan
+
+    def _exactly_decoded(self, text: bytes, *, is_last: bool) -> list[Event]:
+        damage = self.damage.copy()
+        events = self._decode(text, is_last=is_last)
+        if not self._exact and _needs_decimals(events):
+            self._exact, self.closed = True, False
+            self.damage.clear()
+            self.damage.update(damage)
+            events = self._decode(text, is_last=is_last)
+        return events
 
     def _keep_after(self, text: bytes) -> None:
         room = MAXIMUM_HEADER_BYTES - len(self.after)

@@ -1,0 +1,112 @@
+"""The compiled scanner and the Python reader make the same of every file: tables, metadata, warnings or refusal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stepscope.errors import StepscopeError
+from stepscope.readers import kineto, open_trace
+from stepscope.readers.kineto import scanned
+from stepscope.trace.tables import SCHEMAS
+from stepscope.trace.window import StepRange, Window
+from tests.fuzz import seeds
+from tests.fuzz.containers import changed, raw_bytes
+from tests.property.documents import EVERY_KIND, small_pieces
+from tests.property.spellings import respelled
+from tests.simulator import Machine, kineto_bytes
+from tests.simulator.strategies import programs
+
+pytestmark = pytest.mark.skipif(not scanned.is_built(), reason="the scanner was not built: there is no compiler")
+TRIES = int(os.environ.get("STEPSCOPE_TRIES", "250"))
+FIRST = int(os.environ.get("STEPSCOPE_FIRST", "0"))
+"""Number of the first changed file, for other ones."""
+
+
+class CountedScan:
+    """The scanner, or one that accepts nothing; `accepted` counts the texts that it read."""
+
+    def __init__(self, *, works: bool) -> None:
+        self.accepted = 0
+        self._works = works
+
+    def __call__(self, text: bytes, *, exact: bool) -> scanned.Scan | None:
+        found = scanned.scan(text, exact=exact) if self._works else None
+        self.accepted += found is not None
+        return found
+
+
+def outcome(path: Path, scan: CountedScan, window: Window | None, steps: StepRange | None) -> tuple[Any, ...]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kineto, "scan", scan)
+        try:
+            trace = open_trace(path, window=window, steps=steps)
+        except StepscopeError as error:
+            return type(error), str(error)
+        return trace.metadata, trace.warnings, {table: trace.table(table) for table in SCHEMAS}
+
+
+def check_both(path: Path, *, window: Window | None = None, steps: StepRange | None = None) -> int:
+    """Assert that both readers agree on a file, and return how many of its texts were scanned."""
+    scan = CountedScan(works=True)
+    fast = outcome(path, scan, window, steps)
+    if scan.accepted:  # else all of it was read by the Python reader
+        plain = outcome(path, CountedScan(works=False), window, steps)
+        assert fast[:2] == plain[:2]
+        if len(plain) == 3:
+            assert [name for name in SCHEMAS if not fast[2][name].equals(plain[2][name])] == []
+    return scan.accepted
+
+
+def test_a_file_of_every_kind_of_event_is_scanned(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_bytes(EVERY_KIND.text)
+    assert check_both(path)
+    for end in (0, 1, 10**5, 10**6):
+        check_both(path, window=Window(0, end))
+    check_both(path, steps=StepRange(0, 1))
+
+
+def changed_somehow(random: Random, text: bytes, name: str) -> bytes:
+    how = random.random()
+    if how < 0.6:
+        return respelled(random, text)
+    return raw_bytes(random, text) if how < 0.8 else changed(random, text, name)
+
+
+def test_changed_files_are_read_the_same(tmp_path: Path) -> None:
+    texts = [next(iter(case.files.values())) for case in (*seeds.kineto(), *seeds.chrome())]
+    path = tmp_path / "trace.json"
+    scanned_files = 0
+    for number in range(TRIES):
+        random = Random(f"scanner {FIRST + number}")
+        path.write_bytes(changed_somehow(random, random.choice(texts), path.name))
+        window = Window(0, random.choice((1, 10**6))) if random.random() < 0.05 else None
+        with small_pieces(random.random() < 0.4):
+            try:
+                scanned_files += check_both(path, window=window) > 0
+            except AssertionError as error:
+                raise AssertionError(f"input {FIRST + number}: {error}") from error
+    assert scanned_files > TRIES / 4  # not all damage keeps the scanner from reading a file
+
+
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(machine=programs())
+def test_every_program_of_the_simulated_machine_is_read_the_same(
+    tmp_path_factory: pytest.TempPathFactory, machine: Machine
+) -> None:
+    path = tmp_path_factory.mktemp("scanner") / "trace.json"
+    path.write_bytes(kineto_bytes(machine))
+    assert check_both(path)
+
+
+@pytest.mark.traces
+@pytest.mark.slow
+def test_real_traces_are_read_the_same(traces_folder: Path) -> None:
+    files = [path for path in sorted(traces_folder.rglob("*.json*")) if path.is_file()]
+    assert sum(check_both(path) for path in files) > len(files)
