@@ -166,8 +166,9 @@ def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
 def _between(calls: _Calls, first: int, second: int) -> Rows:
     """All calls between two products of a thread, also those inside others."""
     begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
-    rows = np.arange(begin, end)
-    return rows[calls.lanes[rows] == calls.lanes[first]]
+    rows: Rows = np.arange(begin, end)
+    mine: Rows = rows[calls.lanes[rows] == calls.lanes[first]]
+    return mine
 
 
 def _mask(calls: _Calls, row: int, scores: Shape) -> Shape:
