@@ -107,22 +107,24 @@ def offloaded(*, fault: bool) -> Machine:
     return machine
 
 
-def rejected_drafts(*, fault: bool, marked: bool = True) -> Machine:
-    """Three tokens are drafted for each of 4 requests, and checked with a fourth: none of them is accepted, or all.
+def rejected_drafts(*, fault: bool, accepted: int = 0, marked: bool = True) -> Machine:
+    """Three tokens are drafted for each of 4 requests and checked with a fourth; or each request gets one token.
 
     Args:
+        accepted: of the drafted tokens of a request.
         marked: whether the engine marks drafting with a range.
     """
     machine, main, queue = _machine()
-    keys = 400
+    tokens, keys = (16 if fault else 4), 400
     for _ in range(TOKENS):
-        name = f"execute_16_context_0(sq0sk0sqsq0sqsk0)_generation_4(sq16sk{keys + 16}sqsq64sqsk1664)"
+        name = f"execute_context_0(sq0sk0sqsq0sqsk0)_generation_4(sq{tokens}sk{keys + tokens}sqsq64sqsk1664)"
         with main.annotation(name), main.frame(_EXECUTE, before_ns=2 * US):
             _graph(main, queue, 20)
-        with main.annotation("gpu_model_runner: draft" if marked else "propose"):
-            main.graph_launch([(f"draft_{index}", queue, 60 * US) for index in range(3)], call_ns=10 * US)
+        if fault:
+            with main.annotation("gpu_model_runner: draft" if marked else "propose"):
+                main.graph_launch([(f"draft_{index}", queue, 60 * US) for index in range(3)], call_ns=10 * US)
         main.synchronize_queue(queue)
-        keys += 4 if fault else 16
+        keys += 4 + 4 * accepted
     return machine
 
 

@@ -61,7 +61,8 @@ FIRES: Cases = {
 SILENT: Cases = {
     "empty": empty_trace,
     "nothing is wrong": busy_device,
-    "all are accepted": lambda: recorded(rejected_drafts(fault=False)),
+    "all are accepted": lambda: recorded(rejected_drafts(fault=True, accepted=3)),
+    "nothing is drafted": lambda: recorded(rejected_drafts(fault=False)),
     "two of three are accepted": lambda: on_the_host(6),
     "requests come and go": lambda: on_the_host(9),
     "lengths are unknown": of_sglang,
