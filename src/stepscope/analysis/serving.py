@@ -49,6 +49,8 @@ _MODES: Final = {
 _NO_ITERATIONS: Final = ("idle", "draft")
 _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<second>\d+))?\]"
 """Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
+_ONE_ATTENDS: Final = r"^\[\[1, \d+, (?P<new>\d+), \d+\], \[1, \d+, (?P<keys>\d+), \d+\]"
+"""Shapes of queries and keys of one request: (requests, heads, tokens, size of a head)."""
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
 _OF_TRAINING: Final = (
@@ -85,6 +87,7 @@ class _Engines(msgspec.Struct, frozen=True):
     warm_up: str
     capture: str
     drafting: str
+    drafting_functions: str
     verifying: str
     engines: tuple[Engine, ...]
 
@@ -252,9 +255,15 @@ def _calls_in(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
 
 
 def drafting_ranges(trace: Trace) -> pl.DataFrame:
-    """Rows of `annotations` in which an engine drafts tokens, none of them inside another."""
-    drafts = pl.col("name").str.contains(_known().drafting)
-    return outermost_of(trace.annotations.filter(drafts, pl.col("kind") == "host"))
+    """Ranges in which an engine drafts tokens, or else its functions that do, none inside another.
+
+    Columns lane, start_ns, duration_ns.
+    """
+    named = pl.col("name").str.contains(_known().drafting)
+    rows = trace.annotations.filter(named, pl.col("kind") == "host")
+    if rows.is_empty():
+        rows = trace.frames.filter(_place().str.contains(_known().drafting_functions))
+    return outermost_of(rows.select("lane", "start_ns", "duration_ns"))
 
 
 def verifies(trace: Trace) -> bool:
@@ -427,10 +436,10 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     engine = next((each for each in _known().engines if each.name == engine_of(trace)), None)
     if engine is None or not trace.frames.height:
         return trace.frames.clear()
-    place = pl.concat_str(pl.col("file"), pl.lit(": "), pl.col("function"))
+    place = _place()
     rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
     if engine.loop:
-        rows = _calls_inside(rows, trace.frames)
+        rows = _calls_inside(rows, trace.frames, drafting_ranges(trace))
     rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
     if engine.loop:  # without a cache, or with several tokens to check, later calls have more than one token
         again = pl.col("is_later") & (pl.col("phase") == "prefill")
@@ -442,6 +451,11 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     return rows
 
 
+def _place() -> pl.Expr:
+    """A frame as "file: function"."""
+    return pl.concat_str(pl.col("file"), pl.lit(": "), pl.col("function"))
+
+
 def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
     """Which of the rows, in order of start, are among these frames or have one inside."""
     begins = frames["start_ns"].sort().to_numpy()
@@ -450,8 +464,8 @@ def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
     return pl.Series(np.searchsorted(begins, ends) > np.searchsorted(begins, starts))
 
 
-def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """From each outermost call of a module inside a loop to the next one.
+def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame, drafts: pl.DataFrame) -> pl.DataFrame:
+    """From each outermost call of a module inside a loop, and not of one that drafts, to the next one.
 
     The last call of a loop gets what usually follows one: behind it, a loop may do more, such as decode an image.
     """
@@ -459,6 +473,10 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
+    if drafts.height:
+        drafts = drafts.select("lane", drafted="start_ns", until=_end()).sort("drafted")
+        calls = calls.join_asof(drafts, left_on="start_ns", right_on="drafted", by="lane", check_sortedness=False)
+        calls = calls.filter((pl.col("start_ns") >= pl.col("until")).fill_null(True)).drop("drafted", "until")
     most = calls["module"].mode().sort().first()
     calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
     following = pl.col("start_ns").shift(-1).over("loop")
@@ -562,11 +580,30 @@ def _lookups_of(operators: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_lookups(rows: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Iterations with the phase, requests and tokens of the first lookup of tokens in them."""
+    """Iterations with the phase, requests and tokens of the first lookup of tokens in them, and the context."""
     found = _lookups(trace).select("lane", "phase", "requests", "tokens", at="start_ns")
     rows = rows.sort("start_ns").join_asof(
         found, left_on="start_ns", right_on="at", by="lane", strategy="forward", check_sortedness=False
     )
+    rows = rows.join_asof(
+        _attentions(trace),
+        left_on="start_ns",
+        right_on="attends",
+        by="lane",
+        strategy="forward",
+        check_sortedness=False,
+    )
     inside = pl.col("at") < _end()
     told = {name: pl.when(inside).then(name) for name in ("phase", "requests", "tokens")}
-    return rows.with_columns(**told, captured_size=pl.lit(None, pl.Int64), context=pl.lit(None, pl.Int64))
+    knows = inside & (pl.col("attends") < _end()) & (pl.col("requests") == 1) & (pl.col("new") == pl.col("tokens"))
+    context = pl.when(knows).then(pl.col("keys") - pl.col("new"))
+    return rows.with_columns(**told, context=context, captured_size=pl.lit(None, pl.Int64))
+
+
+def _attentions(trace: Trace) -> pl.DataFrame:
+    """Attention of one request: columns lane, attends (when it begins), new (tokens) and keys (tokens with those)."""
+    rows = trace.operators.filter(pl.col("name") == "aten::scaled_dot_product_attention")
+    shapes = rows.select("lane", "input_shapes", attends="start_ns").sort("attends")
+    lengths = pl.col("input_shapes").str.extract_groups(_ONE_ATTENDS).struct
+    columns = {name: lengths.field(name).cast(pl.Int64, strict=False) for name in ("new", "keys")}
+    return shapes.select("lane", "attends", **columns).drop_nulls()

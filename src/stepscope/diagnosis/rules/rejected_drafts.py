@@ -1,6 +1,6 @@
 """# What it finds
-Speculative decoding whose drafts are mostly rejected: tokens are drafted for each request and checked by the model at
-once, and few of them are what the model would have chosen.
+Speculative decoding that costs more than it brings, or whose drafts are mostly rejected: tokens are drafted for each
+request and checked by the model at once, and few of them are what the model would have chosen.
 
 # Why it costs time
 Each iteration drafts tokens, and the model checks them beside the one that it would compute anyway. Only tokens up to
@@ -8,12 +8,14 @@ the first wrong one count. Drafting the rest is lost, and for a full batch also 
 no arithmetic to spare.
 
 # How it is measured
-Ranges in which an engine drafts, with the device's work launched in them (without a device, their time). Tokens that
-an iteration checks come from its range, as do the tokens that its requests have before it: between two decoding
-iterations of the same number of requests, in which none came or went, they grow by the tokens that were accepted and
-the one that each request always gains. The time of drafting is charged by the share of drafted tokens that were
-rejected. Drafting pays if each request gains more tokens in an iteration than drafting and checking take together,
-measured in the time of checking alone; decoding without drafts takes no longer than checking.
+Ranges in which an engine drafts, or its functions that do, with the device's work launched in them (without a device,
+their time). Tokens that an iteration checks come from its range, as do the tokens that its requests have before it, or
+of one request alone from the shapes of its attention. Between two decoding iterations of the same number of requests,
+in which none came or went, they grow by the tokens that were accepted and the one that each request always gains. The
+time of drafting is charged by the share of drafted tokens that were rejected. Drafting pays if each request gains more
+tokens in an iteration than drafting and checking take together, measured in the time of checking alone: decoding
+without drafts takes about as long as checking. If a request gains less than 0.75 of what would pay, the difference is
+charged if that is more. At least three iterations must show it.
 
 # Known false positives
 One request that ends while another begins between two iterations changes the counted tokens a little. Texts that are
@@ -37,10 +39,15 @@ import polars as pl
 
 from stepscope.analysis.serving import drafting_ranges, tokens_gained, verifies, work_launched_in
 from stepscope.diagnosis.finding import NotAnswered
+from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Rule, Threshold, View
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_host_time, scaled_work, together
 
+_FEWEST: Final = 3
+"""Fewest iterations that show how many tokens were accepted."""
+_CLEARLY: Final = 0.75
+"""A request gains less than this share of what would pay: decoding alone may take a little longer than checking."""
 _FEWER: Final = InServing(
     "Draft fewer tokens at once, with a draft model that fits this model and these texts, or draft none.",
     "speculation",
@@ -59,22 +66,55 @@ def check(view: View, limits: Limits) -> Answers:
     known = tokens_gained(decodes).filter(pl.col("tokens") > pl.col("requests"))
     work = work_launched_in(view.trace, drafts)
     drafting = _taken(view, drafts, work)
-    if known.is_empty():
+    if known.height < _FEWEST:
         if limits.reached(drafting) or (drafts.is_empty() and verifies(view.trace)):
             yield _UNKNOWN
         return
     requests, drafted = int(known["requests"].sum()), int((known["tokens"] - known["requests"]).sum())
     accepted = int(known["gained"].sum()) - requests
     rejected = 1 - accepted / drafted
-    if rejected < limits["rejected"]:
-        return
     figures = [
         limits.figure("rejected", rejected),
         Figure("drafted tokens of a request that an iteration checks", round(drafted / requests, 2), "count"),
         Figure("of them accepted", round(accepted / requests, 2), "count"),
         Figure("decoding iterations that show it", known.height, "count"),
     ]
-    if not drafting:
+    is_mostly_rejected = rejected >= limits["rejected"]
+    if drafting:
+        iterations, draft_ns, check_ns = _periods(view, decodes, drafts)
+        pays_from = 1 + draft_ns / max(check_ns, 1)
+        gained = 1 + accepted / requests
+        lost = 1 - (gained - 1) / max(pays_from - 1, 1e-9) if gained < _CLEARLY * pays_from else 0.0
+        if not (is_mostly_rejected or lost > 0):
+            return
+        share = max(lost, rejected if is_mostly_rejected else 0.0)
+        takes = f"drafting takes {view.percent(drafting)} of the {view.period}"
+        title = f"{rejected:.0%} of the drafted tokens are rejected, and {takes}"
+        if not is_mostly_rejected:
+            title = f"{takes}, more than the accepted tokens bring"
+        yield Found(
+            title + (": decoding without drafts would be faster" if lost > 0 else ""),
+            drafting * share,
+            basis="time of drafting beyond what decoding the accepted tokens one by one would take"
+            if share > rejected
+            else "time of drafting, by the share of drafted tokens that are rejected",
+            confidence="medium",
+            share_at=1,
+            figures=[
+                *figures,
+                view.share_figure("in drafting", drafting),
+                Figure("time of drafting for an iteration", draft_ns // iterations, "ns"),
+                Figure("time of an iteration that checks", check_ns // iterations, "ns"),
+                Figure(
+                    "tokens that a request must gain in an iteration for drafting to pay", round(pays_from, 2), "count"
+                ),
+            ],
+            remedy=_FEWER.remedy(view),
+            where=settings_at(view, *_OPTIONS),
+            change=_less_drafting(view, drafts, work, 1 - share),
+            for_every_framework=True,
+        )
+    elif is_mostly_rejected:
         yield Found(
             f"{rejected:.0%} of the drafted tokens are rejected",
             0,
@@ -83,35 +123,16 @@ def check(view: View, limits: Limits) -> Answers:
             severity="note",
             figures=figures,
             remedy=_FEWER.remedy(view),
+            where=settings_at(view, *_OPTIONS),
         )
-        return
-    iterations, draft_ns, check_ns = _periods(view, decodes, drafts)
-    needed = 1 + draft_ns / max(check_ns, 1)
-    loses = 1 + accepted / requests < needed
-    yield Found(
-        f"{rejected:.0%} of the drafted tokens are rejected, and drafting takes {view.percent(drafting)} of the "
-        f"{view.period}" + (": decoding without drafts would be faster" if loses else ""),
-        drafting * rejected,
-        basis="time of drafting, by the share of drafted tokens that are rejected",
-        confidence="medium",
-        share_at=1,
-        figures=[
-            *figures,
-            view.share_figure("in drafting", drafting),
-            Figure("time of drafting for an iteration", draft_ns // iterations, "ns"),
-            Figure("time of an iteration that checks", check_ns // iterations, "ns"),
-            Figure("tokens that a request must gain in an iteration for drafting to pay", round(needed, 2), "count"),
-        ],
-        remedy=_FEWER.remedy(view),
-        change=_less_drafting(view, drafts, work, 1 - rejected),
-        for_every_framework=True,
-    )
 
 
+_OPTIONS: Final = ("assistant_model=", "prompt_lookup_num_tokens=", "speculative_config=", "speculative_algorithm=")
+"""What a program sets to let an engine draft tokens."""
 _UNKNOWN: Final = NotAnswered(
     "How many drafted tokens are accepted, and does drafting pay?",
-    "the trace does not show how long drafting takes, how many tokens an iteration checks, and how many tokens the "
-    "requests have before it and after it",
+    "the trace does not show, or in too few iterations, how long drafting takes, how many tokens are checked, or how "
+    "many tokens the requests have before and after",
     "read the mean accepted length in the engine's log or metrics; vLLM marks drafting with "
     "VLLM_CUSTOM_SCOPES_FOR_PROFILING=1",
 )
@@ -149,9 +170,9 @@ def _less_drafting(view: View, drafts: pl.DataFrame, work: pl.DataFrame, factor:
 
 RULE: Final = Rule(
     id="rejected-drafts",
-    title="Speculative decoding drafts tokens that are rejected",
+    title="Speculative decoding costs more than it brings",
     thresholds={
-        "share": Threshold(0.03, "share", "share of the {period} in drafting tokens that are rejected"),
+        "share": Threshold(0.03, "share", "share of the {period} lost to drafting"),
         "rejected": Threshold(0.5, "share", "share of the drafted tokens that are rejected"),
     },
     check=check,

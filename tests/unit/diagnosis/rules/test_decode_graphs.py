@@ -20,8 +20,8 @@ def replayed(*batches: tuple[int, int], with_grids: bool = True) -> Trace:
         length = (10 + size) * US
         recording.annotation(now, length, f"step[DECODE bs={requests}]")
         recording.launch(now + 1, 2, number, name="cudaGraphLaunch", kind="graph_launch")
-        recording.work(now + 3, length - 3, "rms_norm", number, grid=f"{size},1,1" if with_grids else None)
-        recording.launch(now + 5, length - 6, 1000 + number, name="cudaStreamSynchronize", kind="synchronise")
+        recording.work(now + 3, length - 10, "rms_norm", number, grid=f"{size},1,1" if with_grids else None)
+        recording.launch(now + 5, length - 10, 1000 + number, name="cudaStreamSynchronize", kind="synchronise")
         now += length
     return recording.trace()
 
