@@ -69,7 +69,7 @@ class Engine(msgspec.Struct, frozen=True):
     """One engine of data/engines.toml."""
 
     name: str
-    files: str
+    files: str = ""
     operators: str = ""
     modules: str = ""
     ranges: tuple[str, ...] = ()
@@ -393,7 +393,7 @@ def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, A
     engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
     groups = found.groupdict()
     if not groups:
-        return {"name": name, "engine": engine, "phase": "draft"}
+        return {"name": name, "engine": engine, "phase": None if engine else "draft"}
     if any(value is not None and len(value) > _MOST_DIGITS for value in groups.values()):
         return {"name": name, "engine": engine}  # no engine wrote that
     number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}

@@ -33,6 +33,8 @@ def test_an_empty_trace_has_no_iterations() -> None:
     ("name", "phase", "requests", "tokens", "engine"),
     [
         ("execute_context_1(888_788544)_generation_0(0)", "prefill", 1, 888, "vLLM"),
+        ("ProcessRequests resnet50_0_0", None, None, None, "Triton Inference Server"),
+        ("Run detector_0_1_gpu1", None, None, None, "Triton Inference Server"),
         ("execute_context_5(10)_generation_3(8)", "mixed", 8, 18, "vLLM"),
         (
             "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)",
@@ -72,7 +74,15 @@ def test_idle_iterations_and_ranges_inside_others_are_left_out() -> None:
 
 def test_other_ranges_are_no_iterations() -> None:
     recording = Recording()
-    for name in ("ProfilerStep#3", "capture_output", "execute_context", "step[1]", "forward_step"):
+    for name in (
+        "ProfilerStep#3",
+        "capture_output",
+        "execute_context",
+        "step[1]",
+        "forward_step",
+        "Run epoch_3",
+        "draft",
+    ):
         recording.annotation(0, 10, name)
     assert not iterations(recording, "phase")
 
