@@ -144,6 +144,7 @@ def _emptier_than_they_could_be(view: View, limits: Limits) -> Answers:
             *_times(view, decodes, typical, most),
         ],
         remedy=_FULLER.remedy(view),
+        where=settings_at(view, *_LIMITS),
         for_every_framework=True,
     )
 
