@@ -387,6 +387,12 @@ LARGEST_CAUSE = {
     "missed_graphs_clean": None,
     "between_iterations_fault": "python",
     "between_iterations_clean": None,
+    "rejected_drafts_fault": "launch_latency",
+    "rejected_drafts_clean": "launch_latency",
+    "padded_graphs_fault": None,
+    "padded_graphs_clean": None,
+    "tensor_parallel_fault": "dispatch",
+    "tensor_parallel_clean": "dispatch",
     "one_request_fault": "launch_latency",
     "one_request_clean": "launch_latency",
 }

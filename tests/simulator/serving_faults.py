@@ -107,6 +107,65 @@ def offloaded(*, fault: bool) -> Machine:
     return machine
 
 
+def rejected_drafts(*, fault: bool, accepted: int = 0, marked: bool = True) -> Machine:
+    """Three tokens are drafted for each of 4 requests and checked with a fourth; or each request gets one token.
+
+    Args:
+        accepted: of the drafted tokens of a request.
+        marked: whether the engine marks drafting with a range.
+    """
+    machine, main, queue = _machine()
+    tokens, keys = (16 if fault else 4), 400
+    for _ in range(TOKENS):
+        name = f"execute_context_0(sq0sk0sqsq0sqsk0)_generation_4(sq{tokens}sk{keys + tokens}sqsq64sqsk1664)"
+        with main.annotation(name), main.frame(_EXECUTE, before_ns=2 * US):
+            _graph(main, queue, 20)
+        if fault:
+            with main.annotation("gpu_model_runner: draft" if marked else "propose"):
+                main.graph_launch([(f"draft_{index}", queue, 60 * US) for index in range(3)], call_ns=10 * US)
+        main.synchronize_queue(queue)
+        keys += 4 + 4 * accepted
+    return machine
+
+
+def padded_graphs(*, fault: bool) -> Machine:
+    """Graphs for 8, 64 and 128 requests, which each request makes 4 us longer: 65 are padded to 128, or 64 fit."""
+    machine, main, queue = _machine()
+    sizes = (8, 64, 128)
+    for size in sizes:
+        with main.annotation(f"capture_{size}_FULL"), main.capture():
+            main.captured_launch("gemm")
+    for requests in (8, 8, *[65 if fault else 64] * TOKENS):
+        captured = next(size for size in sizes if size >= requests)
+        _decode(main, queue, requests, graph=True, kernel_us=10 + captured // 5, wait=False)
+    main.synchronize_queue(queue)
+    return machine
+
+
+def tensor_parallel(*, fault: bool) -> Machine:
+    """Eight layers of a model divided among ranks, each of which ends by reducing what it made; or of a whole one."""
+    machine, main, queue = _machine()
+    for _ in range(TOKENS):
+        with main.annotation(_range(0, 0, 8)), main.frame(_EXECUTE, before_ns=2 * US):
+            for _layer in range(8):
+                with main.operator("aten::mm", before_ns=6 * US):
+                    main.launch("gemm", queue, 40 * US)
+                if fault:
+                    with main.operator("vllm::all_reduce", (8, 4096), before_ns=6 * US, kind="c10::BFloat16"):
+                        main.launch("ncclDevKernel_AllReduce_Sum_bf16_RING_LL", queue, 20 * US)
+            main.synchronize_queue(queue)
+    return machine
+
+
+def unequal_batches(*, fault: bool) -> Machine:
+    """Ten iterations decode up to 32 requests, most of them 4; or all of them 32."""
+    machine, main, queue = _machine()
+    for number in range(TOKENS):
+        _decode(main, queue, 4 if fault and number > 1 else 32, graph=True, kernel_us=30, wait=False)
+    main.synchronize_queue(queue)
+    return machine
+
+
 SERVING_FAULTS: dict[str, Callable[[], Machine]] = {
     "decode_graphs_fault": lambda: decode_graphs(lambda _: False),
     "decode_graphs_clean": lambda: decode_graphs(lambda _: True),
@@ -116,5 +175,11 @@ SERVING_FAULTS: dict[str, Callable[[], Machine]] = {
     "between_iterations_clean": lambda: between_iterations(fault=False),
     "one_request_fault": lambda: one_request(fault=True),
     "one_request_clean": lambda: one_request(fault=False),
+    "rejected_drafts_fault": lambda: rejected_drafts(fault=True),
+    "rejected_drafts_clean": lambda: rejected_drafts(fault=False),
+    "tensor_parallel_fault": lambda: tensor_parallel(fault=True),
+    "tensor_parallel_clean": lambda: tensor_parallel(fault=False),
+    "padded_graphs_fault": lambda: padded_graphs(fault=True),
+    "padded_graphs_clean": lambda: padded_graphs(fault=False),
 }
-"""Without prefill_stall, which costs latency and no time: a note is no first finding."""
+"""Without prefill_stall and unequal_batches, which cost no time of a step: a note is no first finding."""

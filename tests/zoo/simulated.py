@@ -257,4 +257,7 @@ SIMULATED: Final = (
     _of_the_simulator("decode-graphs", "decode_graphs"),
     _of_the_simulator("decode-graphs", "missed_graphs"),
     _of_the_simulator("between-iterations", "between_iterations"),
+    _of_the_simulator("rejected-drafts", "rejected_drafts"),
+    _of_the_simulator("decode-graphs", "padded_graphs"),
+    _of_the_simulator("exposed-communication", "tensor_parallel"),
 )

@@ -50,6 +50,8 @@ _ON_HOST: Final = (
     r"^c10d::(?:allreduce_|_?allgather_|_?allgather_base_|reduce_scatter_|_reduce_scatter_base_|alltoall_"
     r"|alltoall_base_|broadcast_|reduce_|send|recv_|barrier)$"
 )
+_OWN: Final = r"^\w+::\w*(?i:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
+"""Operators of engines that exchange on the device by kernels of their own, such as vllm::all_reduce."""
 _MARK: Final = r"^(?:nccl|rccl|xccl|hccl|oneccl|ucc):"
 _DEFAULT_BYTES: Final = 4
 _MOST_BYTES: Final = 1 << 50
@@ -145,9 +147,9 @@ def _kinds_by_mark(trace: Trace) -> dict[int, str]:
 
 
 def _messages_by_launch(trace: Trace) -> dict[int, int]:
-    """Bytes of the first tensors for launches inside a c10d operator; empty if shapes were not recorded."""
+    """Bytes of the first tensors for launches inside an operator that exchanges; empty without shapes."""
     operators = trace.operators.with_row_index("operator").filter(
-        pl.col("name").str.contains(_ON_HOST) | (pl.col("name") == "record_param_comms")
+        pl.col("name").str.contains(f"{_ON_HOST}|{_OWN}") | (pl.col("name") == "record_param_comms")
     )
     if operators.is_empty():
         return {}

@@ -133,7 +133,6 @@ def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention 
     if name.startswith("aten::") and name != _MATH:
         return None
     between = _on_scores(calls, first, second, scores)
-    names = {calls.name[row] for row in between.tolist()}
     masks = [row for row in between.tolist() if calls.name[row] in _MASKS and _mask(calls, row, scores)]
     types = calls.types(softmax)
     return WrittenOutAttention(
@@ -145,7 +144,7 @@ def _around(calls: _Calls, softmax: int, products: Rows) -> WrittenOutAttention 
         causal=scores[-1] == scores[-2]
         and any(elements(_mask(calls, row, scores)) == scores[-1] ** 2 for row in masks),
         masked=bool(masks),
-        dropout=bool(names & _DROPOUT),
+        dropout=any(calls.name[row] in _DROPOUT for row in _between(calls, first, second).tolist()),
         within=name,
     )
 
@@ -159,11 +158,17 @@ def _matrices(calls: _Calls, row: int) -> tuple[Shape, Shape] | None:
 
 def _on_scores(calls: _Calls, first: int, second: int, scores: Shape) -> Rows:
     """Outermost calls between two products of a thread whose first input has the size of the scores."""
-    begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
-    rows = np.arange(begin, end)
-    rows = outermost(rows[calls.lanes[rows] == calls.lanes[first]], calls.parent)
+    rows = outermost(_between(calls, first, second), calls.parent)
     size = elements(scores)
     return np.array([row for row in rows.tolist() if size in map(elements, calls.shapes(row)[:2])], np.int64)
+
+
+def _between(calls: _Calls, first: int, second: int) -> Rows:
+    """All calls between two products of a thread, also those inside others."""
+    begin, end = np.searchsorted(calls.start, [calls.end[first], calls.start[second]])
+    rows: Rows = np.arange(begin, end)
+    mine: Rows = rows[calls.lanes[rows] == calls.lanes[first]]
+    return mine
 
 
 def _mask(calls: _Calls, row: int, scores: Shape) -> Shape:

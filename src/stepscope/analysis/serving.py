@@ -29,6 +29,7 @@ ITERATION_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "phase": pl.String,  # one of PHASES; null if unknown
     "requests": pl.Int64,  # in this iteration; null if unknown
     "tokens": pl.Int64,  # processed, of all requests; null if unknown
+    "context": pl.Int64,  # tokens that all decoded requests had before this iteration; null if unknown
     "captured_size": pl.Int64,  # of a captured graph, in requests or tokens
     "engine": pl.String,  # "" for a loop of no known engine
     "source": pl.String,  # "annotation", or "inferred" from functions or operators
@@ -42,12 +43,14 @@ _MODES: Final = {
     "PREFILL": "prefill",
     "DECODE": "decode",
     "TARGET_VERIFY": "decode",
-    "DRAFT_EXTEND": "decode",
     "MIXED": "mixed",
     "IDLE": "idle",
 }
+_NO_ITERATIONS: Final = ("idle", "draft")
 _SHAPES: Final = r"^\[\[(?P<entries>\d+),\s*\d+\],\s*\[(?P<first>\d+)(?:,\s*(?P<second>\d+))?\]"
 """Shapes of a lookup of embeddings: the table's, then that of the indices: (tokens,) or (requests, tokens each)."""
+_ONE_ATTENDS: Final = r"^\[\[1, \d+, (?P<new>\d+), \d+\], \[1, \d+, (?P<keys>\d+), \d+\]"
+"""Shapes of queries and keys of one request: (requests, heads, tokens, size of a head)."""
 _FEWEST: Final = 4
 """Fewest lookups that make a loop: one of a prompt, then three of a single token for each request."""
 _OF_TRAINING: Final = (
@@ -66,10 +69,11 @@ class Engine(msgspec.Struct, frozen=True):
     """One engine of data/engines.toml."""
 
     name: str
-    files: str
+    files: str = ""
     operators: str = ""
     modules: str = ""
     ranges: tuple[str, ...] = ()
+    captures: str = "requests"
     iteration: str = ""
     prefill: str = ""
     decode: str = ""
@@ -82,6 +86,9 @@ class Engine(msgspec.Struct, frozen=True):
 class _Engines(msgspec.Struct, frozen=True):
     warm_up: str
     capture: str
+    drafting: str
+    drafting_functions: str
+    verifying: str
     engines: tuple[Engine, ...]
 
 
@@ -171,7 +178,8 @@ def iteration_table(trace: Trace) -> pl.DataFrame:
     if rows.is_empty():
         return pl.DataFrame(schema=dict(ITERATION_SCHEMA))
     rows = rows.filter(pl.col("lane") == rows["lane"].mode().min()).sort("start_ns")
-    rows = rows.with_columns(phase=_with_put_aside(trace, rows)).filter(pl.col("phase").ne_missing("idle"))
+    rows = rows.with_columns(phase=_with_put_aside(trace, rows))
+    rows = rows.filter(~pl.col("phase").is_in(_NO_ITERATIONS).fill_null(False))
     engine = engine_of(trace) or next(filter(None, rows["engine"]), "")  # captures have the same ranges everywhere
     return conformed(rows.with_columns(engine=pl.lit(engine)), ITERATION_SCHEMA)
 
@@ -205,14 +213,7 @@ def iteration_costs(trace: Trace, iterations: pl.DataFrame) -> pl.DataFrame:
         iterations: as from `iteration_table`.
     """
     numbered = iterations.with_row_index("iteration")
-    spans = numbered.select("iteration", "lane", begin="start_ns", until=_end()).sort("begin")
-    calls = trace.launches.with_row_index("launch").filter(
-        pl.col("kind").is_in(["launch", "graph_launch", "copy", "set"])
-    )
-    calls = calls.sort("start_ns").join_asof(
-        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
-    )
-    calls = calls.filter(pl.col("start_ns") < pl.col("until"))
+    calls = _calls_in(trace, numbered)
     counts = calls.group_by("iteration").agg(
         launches=pl.len().cast(pl.Int64), graph_launches=(pl.col("kind") == "graph_launch").sum().cast(pl.Int64)
     )
@@ -224,6 +225,65 @@ def iteration_costs(trace: Trace, iterations: pl.DataFrame) -> pl.DataFrame:
     missing = pl.lit(None if trace.device_work.is_empty() else 0)
     return found.drop("iteration").with_columns(
         pl.col("launches", "graph_launches").fill_null(0), pl.col("device_ns").fill_null(missing).cast(pl.Int64)
+    )
+
+
+def work_launched_in(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `device_work` that were launched in these ranges, in order of start.
+
+    Columns row (of `device_work`), iteration (index of the range), in_graph, start_ns, duration_ns, name and grid.
+
+    Args:
+        ranges: columns lane, start_ns and duration_ns; of one lane, none reaches into another.
+    """
+    calls = _calls_in(trace, ranges.select("lane", "start_ns", "duration_ns").with_row_index("iteration"))
+    calls = calls.select("launch", "iteration", in_graph=pl.col("kind") == "graph_launch")
+    work = trace.device_work.with_row_index("row").join(calls, on="launch").sort("start_ns", "row")
+    return work.select("row", "iteration", "in_graph", "start_ns", "duration_ns", "name", "grid")
+
+
+def _calls_in(trace: Trace, ranges: pl.DataFrame) -> pl.DataFrame:
+    """Calls that give the device work inside ranges with an `iteration`, with that and their row as `launch`."""
+    spans = ranges.select("iteration", "lane", begin="start_ns", until=_end()).sort("begin")
+    calls = trace.launches.with_row_index("launch").filter(
+        pl.col("kind").is_in(["launch", "graph_launch", "copy", "set"])
+    )
+    calls = calls.sort("start_ns").join_asof(
+        spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
+    )
+    return calls.filter(pl.col("start_ns") < pl.col("until"))
+
+
+def drafting_ranges(trace: Trace) -> pl.DataFrame:
+    """Ranges in which an engine drafts tokens, or else its functions that do, none inside another.
+
+    Columns lane, start_ns, duration_ns.
+    """
+    named = pl.col("name").str.contains(_known().drafting)
+    rows = trace.annotations.filter(named, pl.col("kind") == "host")
+    if rows.is_empty():
+        rows = trace.frames.filter(_place().str.contains(_known().drafting_functions))
+    return outermost_of(rows.select("lane", "start_ns", "duration_ns"))
+
+
+def verifies(trace: Trace) -> bool:
+    """Whether kernels that accept or reject drafted tokens ran."""
+    return bool(trace.device_work["name"].str.contains(_known().verifying).any())
+
+
+def tokens_gained(iterations: pl.DataFrame) -> pl.DataFrame:
+    """Decoding iterations with `gained`: tokens that their requests had more at the next iteration.
+
+    Only those that another decoding iteration of as many requests follows, with more tokens than before but no more
+    than were processed: else requests came or went in between.
+
+    Args:
+        iterations: as from `iteration_table`, with other columns if any.
+    """
+    rows = iterations.sort("start_ns").with_columns(gained=pl.col("context").shift(-1) - pl.col("context"))
+    same = (pl.col("phase").shift(-1) == "decode") & (pl.col("requests").shift(-1) == pl.col("requests"))
+    return rows.filter(
+        same, pl.col("phase") == "decode", pl.col("gained").is_between(pl.col("requests"), pl.col("tokens"))
     )
 
 
@@ -313,17 +373,18 @@ def _marked(trace: Trace) -> pl.DataFrame:
     patterns = [(each.name, re.compile(pattern)) for each in known.engines for pattern in each.ranges]
     patterns.append(("", re.compile(known.capture)))
     anyone = "|".join(re.sub(r"\?P<\w+>", "", pattern.pattern) for _, pattern in patterns)
-    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("name").str.contains(anyone))
-    if marks.is_empty():
-        return marks
-    marks = outermost_of(marks)
+    on_host = trace.annotations.filter(pl.col("kind") == "host")
+    if not on_host["name"].str.contains(anyone).any():
+        return on_host.clear()
+    patterns.insert(0, ("", re.compile(known.drafting)))  # a draft model's own iterations are inside
+    marks = outermost_of(on_host.filter(pl.col("name").str.contains(f"{anyone}|{known.drafting}")))
     told = pl.DataFrame([_told(name, patterns) for name in marks["name"].unique()], schema=dict(_TOLD))
     return marks.join(told, on="name", how="left", maintain_order="left").with_columns(source=pl.lit("annotation"))
 
 
 _TOLD: Final[dict[str, type[pl.DataType]]] = {
     "name": pl.String,
-    **{name: ITERATION_SCHEMA[name] for name in ("engine", "phase", "requests", "tokens", "captured_size")},
+    **{name: ITERATION_SCHEMA[name] for name in ("engine", "phase", "requests", "tokens", "context", "captured_size")},
 }
 
 
@@ -331,6 +392,8 @@ def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, A
     """What a range's name says of its iteration."""
     engine, found = next((engine, found) for engine, pattern in patterns if (found := pattern.search(name)))
     groups = found.groupdict()
+    if not groups:
+        return {"name": name, "engine": engine, "phase": None if engine else "draft"}
     if any(value is not None and len(value) > _MOST_DIGITS for value in groups.values()):
         return {"name": name, "engine": engine}  # no engine wrote that
     number = {key: int(value) for key, value in groups.items() if value is not None and key != "mode"}
@@ -348,7 +411,9 @@ def _told(name: str, patterns: list[tuple[str, re.Pattern[str]]]) -> dict[str, A
         number.get("generation_tokens", generation if not context else None) if generation else 0,
     ]
     tokens = None if None in both else sum(each for each in both if each is not None)
-    return {"name": name, "engine": engine, "phase": phase, "requests": context + generation, "tokens": tokens}
+    told = {"name": name, "engine": engine, "phase": phase, "requests": context + generation, "tokens": tokens}
+    keys = number.get("generation_keys")
+    return told if keys is None or not generation else {**told, "context": keys - number["generation_tokens"]}
 
 
 def _with_put_aside(trace: Trace, rows: pl.DataFrame) -> pl.Series:
@@ -371,10 +436,10 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     engine = next((each for each in _known().engines if each.name == engine_of(trace)), None)
     if engine is None or not trace.frames.height:
         return trace.frames.clear()
-    place = pl.concat_str(pl.col("file"), pl.lit(": "), pl.col("function"))
+    place = _place()
     rows = trace.frames.filter(place.str.contains(engine.iteration or engine.loop))
     if engine.loop:
-        rows = _calls_inside(rows, trace.frames)
+        rows = _calls_inside(rows, trace.frames, drafting_ranges(trace))
     rows = _with_lookups(rows.with_columns(engine=pl.lit(engine.name), source=pl.lit("inferred")), trace)
     if engine.loop:  # without a cache, or with several tokens to check, later calls have more than one token
         again = pl.col("is_later") & (pl.col("phase") == "prefill")
@@ -386,6 +451,11 @@ def _of_functions(trace: Trace) -> pl.DataFrame:
     return rows
 
 
+def _place() -> pl.Expr:
+    """A frame as "file: function"."""
+    return pl.concat_str(pl.col("file"), pl.lit(": "), pl.col("function"))
+
+
 def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
     """Which of the rows, in order of start, are among these frames or have one inside."""
     begins = frames["start_ns"].sort().to_numpy()
@@ -394,8 +464,8 @@ def _has_inside(rows: pl.DataFrame, frames: pl.DataFrame) -> pl.Series:
     return pl.Series(np.searchsorted(begins, ends) > np.searchsorted(begins, starts))
 
 
-def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
-    """From each outermost call of a module inside a loop to the next one.
+def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame, drafts: pl.DataFrame) -> pl.DataFrame:
+    """From each outermost call of a module inside a loop, and not of one that drafts, to the next one.
 
     The last call of a loop gets what usually follows one: behind it, a loop may do more, such as decode an image.
     """
@@ -403,6 +473,10 @@ def _calls_inside(loops: pl.DataFrame, frames: pl.DataFrame) -> pl.DataFrame:
     calls = outermost_of(frames.filter(pl.col("module").is_not_null())).sort("start_ns")
     calls = calls.join_asof(loops, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False)
     calls = calls.filter(pl.col("start_ns") < pl.col("end"))
+    if drafts.height:
+        drafts = drafts.select("lane", drafted="start_ns", until=_end()).sort("drafted")
+        calls = calls.join_asof(drafts, left_on="start_ns", right_on="drafted", by="lane", check_sortedness=False)
+        calls = calls.filter((pl.col("start_ns") >= pl.col("until")).fill_null(True)).drop("drafted", "until")
     most = calls["module"].mode().sort().first()
     calls = calls.filter(pl.col("module") == pl.lit(most, pl.String))
     following = pl.col("start_ns").shift(-1).over("loop")
@@ -446,6 +520,7 @@ def _of_calls(trace: Trace) -> pl.DataFrame:
         lane=pl.lit(lane, pl.Int32),
         duration_ns=pl.col("start_ns").shift(-1, fill_value=last) - pl.col("start_ns"),
         phase=phase.otherwise(pl.lit("mixed")),
+        context=pl.lit(None, pl.Int64),
         captured_size=pl.lit(None, pl.Int64),
         engine=pl.lit(""),
         source=pl.lit("inferred"),
@@ -468,7 +543,11 @@ def _of_lookups(trace: Trace) -> pl.DataFrame:
     last = int((own["start_ns"] + own["duration_ns"]).max())
     until = pl.col("start_ns").shift(-1, fill_value=last)
     return lookups.with_columns(
-        duration_ns=until - pl.col("start_ns"), engine=pl.lit(""), source=pl.lit("inferred"), captured_size=None
+        duration_ns=until - pl.col("start_ns"),
+        engine=pl.lit(""),
+        source=pl.lit("inferred"),
+        captured_size=None,
+        context=None,
     )
 
 
@@ -501,11 +580,30 @@ def _lookups_of(operators: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_lookups(rows: pl.DataFrame, trace: Trace) -> pl.DataFrame:
-    """Iterations with the phase, requests and tokens of the first lookup of tokens in them."""
+    """Iterations with the phase, requests and tokens of the first lookup of tokens in them, and the context."""
     found = _lookups(trace).select("lane", "phase", "requests", "tokens", at="start_ns")
     rows = rows.sort("start_ns").join_asof(
         found, left_on="start_ns", right_on="at", by="lane", strategy="forward", check_sortedness=False
     )
+    rows = rows.join_asof(
+        _attentions(trace),
+        left_on="start_ns",
+        right_on="attends",
+        by="lane",
+        strategy="forward",
+        check_sortedness=False,
+    )
     inside = pl.col("at") < _end()
     told = {name: pl.when(inside).then(name) for name in ("phase", "requests", "tokens")}
-    return rows.with_columns(**told, captured_size=pl.lit(None, pl.Int64))
+    knows = inside & (pl.col("attends") < _end()) & (pl.col("requests") == 1) & (pl.col("new") == pl.col("tokens"))
+    context = pl.when(knows).then(pl.col("keys") - pl.col("new"))
+    return rows.with_columns(**told, context=context, captured_size=pl.lit(None, pl.Int64))
+
+
+def _attentions(trace: Trace) -> pl.DataFrame:
+    """Attention of one request: columns lane, attends (when it begins), new (tokens) and keys (tokens with those)."""
+    rows = trace.operators.filter(pl.col("name") == "aten::scaled_dot_product_attention")
+    shapes = rows.select("lane", "input_shapes", attends="start_ns").sort("attends")
+    lengths = pl.col("input_shapes").str.extract_groups(_ONE_ATTENDS).struct
+    columns = {name: lengths.field(name).cast(pl.Int64, strict=False) for name in ("new", "keys")}
+    return shapes.select("lane", "attends", **columns).drop_nulls()

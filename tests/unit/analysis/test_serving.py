@@ -3,11 +3,14 @@ import pytest
 
 from stepscope.analysis.serving import (
     ITERATION_SCHEMA,
+    drafting_ranges,
     engine_called,
     engine_of,
     iteration_costs,
     iteration_table,
     serving_summary,
+    tokens_gained,
+    work_launched_in,
 )
 from stepscope.analysis.steps import step_table
 from stepscope.trace import Metadata, Trace
@@ -30,6 +33,8 @@ def test_an_empty_trace_has_no_iterations() -> None:
     ("name", "phase", "requests", "tokens", "engine"),
     [
         ("execute_context_1(888_788544)_generation_0(0)", "prefill", 1, 888, "vLLM"),
+        ("ProcessRequests resnet50_0_0", None, None, None, "Triton Inference Server"),
+        ("Run detector_0_1_gpu1", None, None, None, "Triton Inference Server"),
         ("execute_context_5(10)_generation_3(8)", "mixed", 8, 18, "vLLM"),
         (
             "execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk32785sqsq32sqsk32785)",
@@ -69,7 +74,15 @@ def test_idle_iterations_and_ranges_inside_others_are_left_out() -> None:
 
 def test_other_ranges_are_no_iterations() -> None:
     recording = Recording()
-    for name in ("ProfilerStep#3", "capture_output", "execute_context", "step[1]", "forward_step"):
+    for name in (
+        "ProfilerStep#3",
+        "capture_output",
+        "execute_context",
+        "step[1]",
+        "forward_step",
+        "Run epoch_3",
+        "draft",
+    ):
         recording.annotation(0, 10, name)
     assert not iterations(recording, "phase")
 
@@ -323,3 +336,40 @@ def test_numbers_that_no_engine_writes_are_unknown() -> None:
     for start in range(0, 100, 20):
         lookup(lookups, start, [10**30, 1])
     assert not iterations(lookups, "phase")
+
+
+def test_drafting_is_no_iteration_nor_what_is_inside() -> None:
+    recording = Recording()
+    recording.annotation(0, 20, "draft")
+    recording.annotation(5, 10, "step[DECODE bs=2]")
+    recording.annotation(20, 30, "step[TARGET_VERIFY bs=2]")
+    recording.annotation(50, 10, "step[DRAFT_EXTEND bs=2]")
+    recording.annotation(60, 30, "step[TARGET_VERIFY bs=2]")
+    assert iterations(recording, "start_ns", "phase") == [(20, "decode"), (60, "decode")]
+    assert drafting_ranges(recording.trace())["start_ns"].to_list() == [0, 50]
+
+
+def test_the_context_tells_how_many_tokens_were_gained() -> None:
+    recording = Recording()
+    for start, requests, tokens, keys in ((0, 2, 8, 108), (10, 2, 8, 112), (20, 2, 8, 130), (30, 1, 4, 60)):
+        recording.annotation(start, 9, f"execute_context_0(sq0sk0)_generation_{requests}(sq{tokens}sk{keys})")
+    assert iterations(recording, "context") == [(100,), (104,), (122,), (56,)]
+    gained = tokens_gained(iteration_table(recording.trace()))
+    assert gained.select("start_ns", "gained").rows() == [(0, 4)]  # then more than was processed, then fewer requests
+
+
+def test_work_knows_the_range_in_which_it_was_launched() -> None:
+    recording = Recording()
+    recording.annotation(0, 20, "draft")
+    recording.annotation(50, 20, "draft")
+    recording.launched(5, 30, 10, "first", 1)
+    recording.launched(25, 40, 10, "outside", 2)
+    recording.launch(55, 2, 3, name="cudaGraphLaunch", kind="graph_launch")
+    recording.work(60, 10, "second", 3)
+    recording.work(70, 10, "third", 3)
+    found = work_launched_in(recording.trace(), drafting_ranges(recording.trace()))
+    assert found.select("name", "iteration", "in_graph").rows() == [
+        ("first", 0, False),
+        ("second", 1, True),
+        ("third", 1, True),
+    ]

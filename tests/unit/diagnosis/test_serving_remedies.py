@@ -18,14 +18,25 @@ from stepscope.diagnosis.rules import (
     memory_headroom,
     one_request,
     prefill_stall,
+    rejected_drafts,
     repeated_casts,
     repeated_prefix,
 )
 
-ENGINES = ("TensorRT-LLM", "TGI", "SGLang", "vLLM", "Diffusers", "Transformers' continuous batching", "Transformers")
+ENGINES = (
+    "TensorRT-LLM",
+    "TGI",
+    "SGLang",
+    "vLLM",
+    "Triton Inference Server",
+    "Diffusers",
+    "Transformers' continuous batching",
+    "Transformers",
+)
 TRAINING = re.compile(r"zero_grad|optimizer|backward|\bloss|gradient|\btrain", re.IGNORECASE)
 MODULES = (_waits, between_iterations, decode_graphs, exposed_copy, growing_work, launch_bound, low_precision,
-           memory_headroom, one_request, prefill_stall, repeated_casts, repeated_prefix)  # fmt: skip
+           memory_headroom, one_request, prefill_stall, rejected_drafts,
+           repeated_casts, repeated_prefix)  # fmt: skip
 
 
 def remedies() -> set[InServing]:

@@ -18,6 +18,8 @@ network, which one rank's trace alone cannot show.
 Begin collectives before work that does not need them (`async_op=True`), and send less. Gradients:
 DistributedDataParallel buckets that overlap with the backward pass (`bucket_cap_mb`,
 `gradient_as_bucket_view=True`), accumulate gradients without synchronising (`no_sync()`), or send bf16 gradients.
+Where a model that serves is divided among ranks, each layer sends small messages that the next one needs: use the
+engine's own all-reduce, fused with what follows it, or fewer ranks.
 
 # Reference
 TraceLens reports exposed communication from 5 %, PyTorch's TensorBoard plugin from 10 %.
@@ -33,6 +35,7 @@ import polars as pl
 from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
 from stepscope.diagnosis.finding import Location, NotAnswered
 from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._device import size_in_words
 from stepscope.whatif import Change
 from stepscope.whatif.changes import overlapped, scaled_cause, scaled_host_time, scaled_pieces, together
 
@@ -75,6 +78,9 @@ def check(view: View, limits: Limits) -> Answers:
     total = int(work["duration_ns"].sum())
     kind, part = _largest_kind(work)
     most = f", most of it {_WORDS[kind]}" if kind in _WORDS and part > _MOST else ""
+    message, ranks = _typical_message(view, work, kind) if view.serves else (0, 0)
+    if most and message:
+        most += f" of {size_in_words(message)} each"
     yield Found(
         f"{view.percent(cost)} of the {view.period} goes to communication that no computation overlaps{most}",
         cost,
@@ -87,6 +93,8 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("share of it that is exposed", min((exposed or on_host) / total, 1.0) if total else 0.0, "share"),
             view.count_per_step("collectives", work.height),
             *([Figure(f"share of the communication in {_WORDS[kind]}", part, "share")] if kind in _WORDS else []),
+            *([Figure(f"message of {_WORDS.get(kind, kind)}, median", message, "bytes")] if message else []),
+            *([Figure("ranks that exchange", ranks, "count")] if ranks else []),
         ],
         intervals=view.longest(work, "collective"),
         remedy=_remedy(view, kind),
@@ -107,7 +115,9 @@ def _collectives(view: View) -> tuple[pl.DataFrame, tuple[Location, ...]]:
         found = collectives(view.trace, window=view.span)
         return found, view.at_operators(rows_of(found), found["duration_ns"].to_numpy())
     work = view.work.filter(pl.col("kind") == "communication")
-    kinds = collectives(view.trace, device=view.device).select("row", collective_kind="kind")
+    kinds = collectives(view.trace, device=view.device).select(
+        "row", "ranks", collective_kind="kind", message_bytes="bytes"
+    )
     work = (
         work.drop("kind")
         .with_columns(pl.col("row").cast(pl.Int64))
@@ -121,6 +131,14 @@ def _largest_kind(work: pl.DataFrame) -> tuple[str, float]:
     sums = work.group_by("kind").agg(ns=pl.col("duration_ns").sum()).sort(["ns", "kind"], descending=[True, False])
     total = int(sums["ns"].sum())
     return (str(sums["kind"][0]), int(sums["ns"][0]) / total) if total else ("", 0.0)
+
+
+def _typical_message(view: View, work: pl.DataFrame, kind: str) -> tuple[int, int]:
+    """Median size of this kind's messages, and the ranks that exchange them; 0 where unknown."""
+    mine = work.filter(pl.col("kind") == kind)
+    sizes = mine["message_bytes" if view.device is not None else "bytes"].drop_nulls()
+    ranks = mine["ranks"].drop_nulls().max() or view.trace.metadata.world_size or 0
+    return round(sizes.median() or 0), int(ranks)  # type: ignore[arg-type]
 
 
 def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change:
@@ -168,8 +186,8 @@ RULE: Final = Rule(
         ),
     },
     serving=InServing(
-        "Exchange small messages with the engine's own all-reduce, fused with the normalisation behind it, or divide "
-        "the model among fewer devices.",
+        "Let the engine's own all-reduce exchange what layers compute, fused with the normalisation behind it, or "
+        "divide the model among fewer devices.",
         "all_reduce",
         "dist.all_reduce(hidden)      # fewer ranks, and one message for what several layers' parts send",
     ),

@@ -1,7 +1,7 @@
 """# What it finds
 A loop that generates for one request after the other: each prompt is computed and decoded to its end before the next
 one begins. And an engine that forms batches itself, but never has more than a few requests at once, although the next
-one begins as soon as one ends.
+one begins as soon as one ends. Of any engine it says where iterations decode far fewer requests than they could.
 
 # Why it costs time
 To decode a token, the device reads all weights of the model, and the host launches all of its kernels. For a batch of
@@ -17,9 +17,12 @@ requests than the threshold, most decoding calls with as many as any, at least t
 begins within three usual calls of the end of an earlier one. Eight requests at once, or all that there were, are
 assumed; what each further one costs is taken from the calls that read prompts.
 
+The limit of a batch is the largest size for which a graph was captured, or else the largest batch that the recording
+shows, if at least eight iterations decode. That is a note: whether more requests waited, the trace does not show.
+
 # Known false positives
-A program that answers one user at a time, who waits for each answer before asking again. Other
-engines that serve are left out: their batches depend on the requests that arrive.
+A program that answers one user at a time, who waits for each answer before asking again. Of other
+engines that serve nothing is counted as saved: their batches depend on the requests that arrive.
 
 # What to do
 Give the loop several prompts at once, padded on the left to one length where they differ, or let a serving engine form
@@ -56,8 +59,16 @@ _ENGINE: Final = InServing(
     "batch",
     "engine.add_requests(prompts)      # all that are there, before the first answer is awaited",
 )
+_FULLER: Final = InServing(
+    "If requests wait, let the engine hold more of them at once: the weights are read once for all. If they do not, "
+    "fewer or smaller devices serve them as fast.",
+    "batch",
+    "batch = tokenizer(prompts, return_tensors='pt', padding=True)      # new ones in the places of those that ended",
+)
 _LIMITS: Final = ("max_requests_per_batch=", "max_num_seqs=", "max_running_requests=", "max_batch_size=")
 """Options of engines that limit how many requests they decode together."""
+_FEWEST: Final = 8
+"""Fewest decoding iterations whose batches are compared."""
 _CALLS: Final = 16
 _MOSTLY: Final = 0.5
 _AT_ONCE: Final = 3
@@ -66,6 +77,7 @@ _AT_ONCE: Final = 3
 def check(view: View, limits: Limits) -> Answers:
     if view.engine.batches:
         yield from _few_at_once(view, int(limits["requests"]))
+    yield from _emptier_than_they_could_be(view, limits)
     if not view.serves or view.engine.ranges or view.engine.reserves or view.engine.batches:
         return
     rows = view.begin_in_span(view.iterations).sort("start_ns")
@@ -99,6 +111,58 @@ def check(view: View, limits: Limits) -> Answers:
         where=view.locations(_with_phase(view, decodes)),
         for_every_framework=True,
     )
+
+
+def _emptier_than_they_could_be(view: View, limits: Limits) -> Answers:
+    if view.serving is None or not view.serves:
+        return
+    decodes = view.begin_in_span(view.iteration_costs.filter(pl.col("phase") == "decode", pl.col("requests") > 0))
+    if decodes.height < _FEWEST:
+        return
+    requests = decodes["requests"]
+    typical, most = round(float(requests.median() or 0)), int(requests.max() or 0)  # type: ignore[arg-type]
+    is_speculative = bool((decodes["tokens"] > decodes["requests"]).any())  # then sizes may count tokens
+    captured = max(view.serving.captured_sizes, default=0) if not is_speculative else 0
+    limit = max(captured, most)
+    held = float(requests.sum()) / (limit * decodes.height)
+    if held > limits["occupancy"] or limit <= limits["requests"]:
+        return
+    of = "the largest size for which a graph was captured" if captured >= most else "the largest batch seen"
+    yield Found(
+        f"iterations decode {typical:,} request{'' if typical == 1 else 's'} at the median and {most:,} at the most: "
+        f"on average {held:.0%} of {of}",
+        0,
+        basis="no saving: the trace does not show whether more requests waited",
+        confidence="high",
+        severity="note",
+        figures=[
+            limits.figure("occupancy", held),
+            Figure(of, limit, "count", limits["requests"]),
+            Figure("requests in an iteration that decodes, median", typical, "count"),
+            Figure("most requests in such an iteration", most, "count"),
+            Figure("decoding iterations", decodes.height, "count"),
+            *_times(view, decodes, typical, most),
+        ],
+        remedy=_FULLER.remedy(view),
+        where=settings_at(view, *_LIMITS),
+        for_every_framework=True,
+    )
+
+
+def _times(view: View, decodes: pl.DataFrame, typical: int, most: int) -> list[Figure]:
+    """What iterations with the typical batch and with the largest one take, where both are seen."""
+    takes = "duration_ns" if view.device is None else "device_ns"
+    times = {
+        name: decodes.filter(pl.col("requests") == requests)[takes]
+        for name, requests in (("median", typical), ("largest", most))
+    }
+    if typical == most or any(each.is_empty() for each in times.values()):
+        return []
+    what = "time of an iteration" if view.device is None else "work of the device in an iteration"
+    return [
+        Figure(f"{what} with the {name} batch", round(each.median() or 0), "ns")  # type: ignore[arg-type]
+        for name, each in times.items()
+    ]
 
 
 def _few_at_once(view: View, few: int) -> Answers:
@@ -157,6 +221,7 @@ RULE: Final = Rule(
     thresholds={
         "share": Threshold(0.05, "share", "share of the {period} that a batch would save"),
         "requests": Threshold(4, "count", "requests at once that are few for an engine that forms batches"),
+        "occupancy": Threshold(0.4, "share", "share of the largest batch that iterations decode on average"),
     },
     check=check,
     rivals=("loop-in-step",),

@@ -41,6 +41,8 @@ _REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "reduce")
 
 
 def check(view: View, limits: Limits) -> Answers:
+    if view.serves:  # no gradients: each of an iteration's messages needs the one before
+        return
     found = collectives(view.trace, device=view.device, window=view.window).filter(
         pl.col("kind").is_in(_REDUCTIONS) & (pl.col("duration_ns") > 0)
     )

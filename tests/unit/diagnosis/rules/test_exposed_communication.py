@@ -14,6 +14,7 @@ from tests.simulator import Machine
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
 from tests.simulator.programs import item_every_step
+from tests.simulator.serving_faults import tensor_parallel
 from tests.unit.diagnosis.rules.cases import (
     US,
     Cases,
@@ -65,8 +66,10 @@ FIRES: Cases = {
     "gradients at the end": lambda: recorded(reducing()),
     "on two ranks": lambda: on_two_ranks(recorded(reducing())),
     "without a device": on_the_host,
+    "decoding on several ranks": lambda: recorded(tensor_parallel(fault=True)),
 }
 SILENT: Cases = {
+    "decoding on one rank": lambda: recorded(tensor_parallel(fault=False)),
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "one rank": lambda: recorded(item_every_step()),
@@ -173,3 +176,20 @@ def test_the_threshold_decides() -> None:
 
 def test_without_a_device_nothing_is_said_of_one() -> None:
     assert "device" not in the_finding(rule, on_the_host()).saving_basis
+
+
+def test_an_engines_messages_have_a_size() -> None:
+    recording = Recording()
+    for number in range(1, 4):
+        start = 1000 * number
+        recording.annotation(start, 900, "execute_context_0(0)_generation_8(8)")
+        shapes, types = "[[8, 2880], []]", '["c10::BFloat16", ""]'
+        recording.operator(start + 2, 20, "vllm::all_reduce", input_shapes=shapes, input_types=types)
+        recording.launched(start + 5, start + 10, 400, "multimem_all_reduce_kernel", number, kind="communication")
+        recording.launched(start + 30, start + 410, 400, "gemm", number + 10)
+    finding = the_finding(rule, recording.trace())
+
+    figures = {name: value for name, value, *_ in figures_of(finding)}
+    assert figures["message of all-reduce, median"] == 8 * 2880 * 2
+    assert finding.title.endswith("all-reduce of 45.0 KiB each")
+    assert "allreduce" in finding.remedy.code

@@ -87,7 +87,7 @@ SILENT: Cases = {
     "a small table": lambda: looking_up(rows=4000, indices=40),
     "most rows are read": lambda: looking_up(indices=39_000),
     "tied to the output": lambda: looking_up(tied=True),
-    "all scores are used": lambda: answering(kept=64),
+    "all scores are used": lambda: answering(kept=128),
     "only the last position is computed": lambda: answering(positions=1),
 }
 

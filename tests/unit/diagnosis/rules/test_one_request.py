@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepscope.diagnosis.rules.one_request import RULE as rule
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import ModelCallFacts, ProgramFacts, WaitingFacts
-from tests.simulator.serving_faults import TOKENS, one_request
+from tests.simulator.serving_faults import TOKENS, one_request, unequal_batches
 from tests.unit.diagnosis.rules.cases import (
     US,
     Cases,
@@ -62,13 +62,30 @@ def engine(most: int = 1, *, pause: int = 0, prompts: int = 6, known: bool = Tru
     return recording.trace()
 
 
+def decoding(*batches: int, captured: int = 0) -> Trace:
+    """Iterations of 10 us that decode so many requests each, and a graph that was captured before."""
+    recording, now = Recording(), 0
+    if captured:
+        recording.annotation(0, 9, f"capture_{captured}_FULL")
+    for requests in batches:
+        now += 10 * US
+        recording.annotation(now, 10 * US, f"execute_context_0(0)_generation_{requests}({requests})")
+    return recording.trace()
+
+
 FIRES: Cases = {
+    "unequal batches": lambda: recorded(unequal_batches(fault=True)),
+    "far below what was captured": lambda: decoding(*[8] * 8, captured=64),
     "a loop": lambda: recorded(one_request(fault=True)),
     "generate()": lambda: generations(3),
     "an engine with one": engine,
     "an engine with two": lambda: engine(2),
 }
 SILENT: Cases = {
+    "full batches": lambda: recorded(unequal_batches(fault=False)),
+    "few iterations": lambda: decoding(1, 1, 1, 32),
+    "most of what was captured": lambda: decoding(*[48] * 8, captured=64),
+    "a small limit": lambda: decoding(*[1] * 7, 4),
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "a batch": lambda: recorded(one_request(fault=False)),
@@ -107,3 +124,19 @@ def test_an_engine_could_decode_more_requests_at_once() -> None:
     assert (figures["time of a decoding call"], figures["time that a further token adds"]) == (10 * US, US)
     assert places_of(finding) == [("ask.py", 7, "main")]
     assert "max_requests_per_batch" in finding.remedy.code
+
+
+def test_batches_are_compared_with_the_largest_one() -> None:
+    finding = the_finding(rule, recorded(unequal_batches(fault=True)))
+
+    assert finding.severity == "note"
+    figures = {name: value for name, value, *_ in figures_of(finding)}
+    assert (figures["the largest batch seen"], figures["most requests in such an iteration"]) == (32, 32)
+    assert figures["requests in an iteration that decodes, median"] == 4
+    assert figures["share of the largest batch that iterations decode on average"] == (2 * 32 + 8 * 4) / (10 * 32)
+    assert figures["work of the device in an iteration with the median batch"] == 20 * 30 * US
+
+
+def test_a_captured_size_is_the_limit_of_a_batch() -> None:
+    figures = {name: value for name, value, *_ in figures_of(the_finding(rule, decoding(*[8] * 8, captured=64)))}
+    assert figures["the largest size for which a graph was captured"] == 64

@@ -52,12 +52,23 @@ def on_the_host(count: int = 30) -> Trace:
     return recording.trace()
 
 
+def serving() -> Trace:
+    recording = Recording()
+    for number in range(40):
+        recording.launched(
+            (20 + number) * US, (100 + 20 * number) * US, 20 * US, ALL_REDUCE, 101 + number, kind="communication"
+        )
+    recording.annotation(10 * US, 1000 * US, "step[DECODE bs=8]")
+    return recording.trace()
+
+
 FIRES: Cases = {
     "on a device": reducing,
     "of unknown size": lambda: reducing(elements=None),
     "on the host": on_the_host,
 }
 SILENT: Cases = {
+    "an engine that serves has no gradients": serving,
     "empty": empty_trace,
     "nothing is wrong": busy_device,
     "few": lambda: reducing(19),

@@ -12,6 +12,8 @@ from tests.unit.shaped import Shaped
 SCORES = (4, 64, 64)
 HEADS = (4, 64, 32)
 KEYS = (4, 32, 64)
+DRAWN = "aten::bernoulli_"
+"""What dropout does inside aten::dropout while it is trained."""
 
 
 def attending(*between: str, backward: bool = True, scores: tuple[int, ...] = SCORES, around: str = "") -> Trace:
@@ -34,7 +36,11 @@ def _attention(step: Shaped, between: tuple[str, ...], scores: tuple[int, ...]) 
         step.call("aten::bmm", 1_000, HEADS, KEYS, number=11)
     for name in between:
         mask = (1, *scores[1:]) if "mask" in name else scores
-        step.call(name, 1_500, scores, mask, types=["float", "bool"])
+        if name == DRAWN:
+            with step.inside("aten::dropout", 1_500, scores):
+                step.call(name, 1_000, scores)
+        else:
+            step.call(name, 1_500, scores, mask, types=["float", "bool"])
     step.call("aten::softmax", 3_000, scores, number=12)
     step.call("aten::bmm", 1_000, (4, 64, 64), HEADS, number=13)
 
@@ -48,6 +54,7 @@ def without_shapes() -> Trace:
 FIRES: Cases = {
     "training": attending,
     "inference": lambda: attending(backward=False),
+    "dropout that does nothing, as in evaluation": lambda: attending("aten::dropout", backward=False),
     "with a mask": lambda: attending("aten::mul", "aten::masked_fill"),
 }
 SILENT: Cases = {
@@ -55,7 +62,7 @@ SILENT: Cases = {
     "nothing is wrong": busy_device,
     "another softmax": lambda: attending(scores=(4, 64, 48)),
     "a gate over few experts": lambda: attending(scores=(4, 64, 8)),
-    "dropout, which is not fused on a CPU": lambda: attending("aten::dropout"),
+    "dropout, which is not fused on a CPU": lambda: attending(DRAWN),
     "the fused operator's own fallback": lambda: attending(around="aten::_scaled_dot_product_attention_math"),
     "inside another operator": lambda: attending(around="aten::_native_multi_head_attention"),
     "without shapes": without_shapes,
