@@ -79,6 +79,7 @@ def changed_somehow(random: Random, text: bytes, name: str) -> bytes:
     return raw_bytes(random, text) if how < 0.8 else changed(random, text, name)
 
 
+@pytest.mark.slow
 def test_changed_files_are_read_the_same(tmp_path: Path) -> None:
     texts = [next(iter(case.files.values())) for case in (*seeds.kineto(), *seeds.chrome())]
     path = tmp_path / "trace.json"
@@ -95,6 +96,7 @@ def test_changed_files_are_read_the_same(tmp_path: Path) -> None:
     assert scanned_files > TRIES / 4  # not all damage keeps the scanner from reading a file
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(machine=programs())
 def test_every_program_of_the_simulated_machine_is_read_the_same(

@@ -53,6 +53,7 @@ from stepscope.machine.environment import (
     versions,
 )
 from stepscope.machine.observed import cpu_list, cpu_list_text
+from stepscope.readers.kineto import scanned
 from tests.unit.machines import CPU, allowed, control_group, device, machine, server
 
 GIB = 1 << 30
@@ -480,6 +481,16 @@ def test_the_command_in_a_process_of_its_own() -> None:
     report = json.loads(done.stdout)
     assert report["schema"] == 1
     assert ("debug-settings", "problem") in [(one["check"], one["verdict"]) for one in report["observations"]]
+
+
+@pytest.mark.parametrize(("is_built", "verdict"), [(True, "fine"), (False, "note")])
+def test_the_command_says_whether_the_scanner_was_built(
+    is_built: bool, verdict: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scanned, "is_built", lambda: is_built)
+    assert main(["environment", "--format", "json"]) == 0
+    observations = json.loads(capsys.readouterr().out)["observations"]
+    assert [one["verdict"] for one in observations if one["check"] == "scanner"] == [verdict]
 
 
 def test_from_another_process(capsys: pytest.CaptureFixture[str]) -> None:
