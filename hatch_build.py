@@ -17,7 +17,7 @@ SOURCE = "native/scanner.cpp"
 PACKAGE = "src/stepscope/readers/kineto"
 MOST_SECONDS = 120
 IS_WINDOWS = sys.platform == "win32"
-IS_FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+HAS_LIMITED_API = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 SUFFIX = ".pyd" if IS_WINDOWS else ".abi3.so"
 
 
@@ -34,15 +34,12 @@ class ScannerHook(BuildHookInterface):
             return
         build_data["pure_python"] = False
         build_data["artifacts"].append(f"{PACKAGE}/{target.name}")
-        if IS_FREE_THREADED:
-            build_data["infer_tag"] = True
-        else:
-            build_data["tag"] = f"cp310-abi3-{platform()}"
+        build_data["tag"] = f"cp310-abi3-{platform()}"
 
 
 def compiled(source: Path, target: Path) -> bool:
     """Compile the scanner with the system's compiler, or the one that CXX names; whether that worked."""
-    if sys.implementation.name != "cpython" or os.environ.get("STEPSCOPE_BUILD_SCANNER") == "0":
+    if not HAS_LIMITED_API or os.environ.get("STEPSCOPE_BUILD_SCANNER") == "0":
         return False
     made = target.with_name(f"building-{os.getpid()}{SUFFIX}")
     try:
@@ -79,9 +76,8 @@ def commands(source: Path, target: Path) -> list[list[str]]:
 
 def flags() -> list[str]:
     """Return what the user or cibuildwheel adds, such as architectures of macOS or sanitizers."""
-    words = [os.environ.get(name, "") for name in ("CPPFLAGS", "CXXFLAGS", "LDFLAGS")]
-    words += [f"-arch {each}" for each in os.environ.get("ARCHFLAGS", "").split() if each != "-arch"]
-    return shlex.split(" ".join(words))
+    names = ("CPPFLAGS", "CXXFLAGS", "LDFLAGS", *(["ARCHFLAGS"] if sys.platform == "darwin" else []))
+    return shlex.split(" ".join(os.environ.get(name, "") for name in names))
 
 
 def platform() -> str:

@@ -8,9 +8,7 @@
 // and lets no C++ exception out.
 
 #define PY_SSIZE_T_CLEAN
-#ifndef Py_GIL_DISABLED
 #define Py_LIMITED_API 0x030A0000
-#endif
 #include <Python.h>
 
 #include <charconv>
@@ -132,9 +130,7 @@ private:
 
 // The values of one field, in the vector of its type; empty until the first value that is not null.
 struct Column {
-    explicit Column(FieldType type) : type(type) {}
-
-    bool is_coded() const { return type != FieldType::integer && type != FieldType::number; }
+    explicit Column(FieldType wanted) : type(wanted) {}
 
     void pad(size_t rows) {
         if (type == FieldType::integer) {
@@ -479,7 +475,7 @@ private:
     }
 
     static bool double_of(string_view token, double& result) {
-#if defined(__cpp_lib_to_chars) && __cpp_lib_to_chars >= 201611L
+#if defined(__cpp_lib_to_chars) && !defined(STEPSCOPE_SIMPLE_DOUBLES)
         const auto [place, error] = std::from_chars(token.data(), token.data() + token.size(), result);
         return error == std::errc() && place == token.data() + token.size();
 #else
@@ -982,7 +978,7 @@ bool run_unlocked(Scanner& scanner) {
     bool is_accepted = false, is_out_of_memory = false;
     try {
         is_accepted = scanner.run();
-    } catch (const std::bad_alloc&) {
+    } catch (...) {  // nothing may pass while the lock is not held
         is_out_of_memory = true;
     }
     PyEval_RestoreThread(state);
@@ -1021,9 +1017,6 @@ int add_constants(PyObject* made) { return PyModule_AddIntConstant(made, "INTERF
 
 PyModuleDef_Slot slots[] = {
     {Py_mod_exec, reinterpret_cast<void*>(add_constants)},
-#ifdef Py_GIL_DISABLED
-    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
-#endif
     {0, nullptr},
 };
 

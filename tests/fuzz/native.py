@@ -6,6 +6,7 @@ What the scanner accepts, msgspec must accept too, with as many events.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import sys
 import time
@@ -51,7 +52,8 @@ def try_one(random: Random, texts: list[bytes]) -> bool:
     """Scan a damaged text; whether the scanner accepted it."""
     document = random.choice(texts)
     change = random.choice((respelled, respelled, raw_bytes, changed_json))
-    document = change(random, document)
+    with contextlib.suppress(ValueError):  # a tree that holds itself cannot be written
+        document = change(random, document)
     begin = document.find(b"[") + 1 if document[:1] == b"[" else document.find(b'"traceEvents"')
     text = document[document.find(b"[", begin) + 1 if document[:1] != b"[" else begin :]
     if random.random() < 0.3:

@@ -2,14 +2,19 @@
 
 import contextlib
 import gzip
+import importlib.util
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import stepscope
+from stepscope.readers.kineto import scanned
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NOT_OURS = {".git", ".hypothesis", ".venv", ".venv-jax", "build", "dist", "node_modules", "__pycache__"}
@@ -84,3 +89,45 @@ def test_no_file_names_a_home_directory_or_this_folder() -> None:
     }
 
     assert found == {}
+
+
+@pytest.fixture
+def build_hook(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """hatch_build.py, for which hatchling need not be installed."""
+    interface = ModuleType("hatchling.builders.hooks.plugin.interface")
+    interface.BuildHookInterface = object  # type: ignore[attr-defined]
+    for name in ("hatchling", "hatchling.builders", "hatchling.builders.hooks", "hatchling.builders.hooks.plugin"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    spec = importlib.util.spec_from_file_location("hatch_build", REPOSITORY / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_scanner_is_built_where_there_is_a_compiler(build_hook: ModuleType, tmp_path: Path) -> None:
+    target = tmp_path / f"_scanner{build_hook.SUFFIX}"
+    if not build_hook.compiled(REPOSITORY / build_hook.SOURCE, target):
+        pytest.skip("there is no compiler, or Python has no headers")
+
+    program = "import _scanner; print(_scanner.scan(b'{}', False, (((), ()),), b'i')[0], _scanner.INTERFACE)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == f"1 {scanned.INTERFACE}\n"
+
+
+@pytest.mark.parametrize("broken", ["PATH", "CXX", "STEPSCOPE_BUILD_SCANNER"])
+def test_the_package_is_built_without_the_scanner_where_it_cannot_be(
+    broken: str, build_hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "PATH": str(tmp_path),
+        "CXX": f"{sys.executable} -c 'raise SystemExit(1)'",
+        "STEPSCOPE_BUILD_SCANNER": "0",
+    }
+    monkeypatch.setenv(broken, values[broken])
+
+    assert not build_hook.compiled(REPOSITORY / build_hook.SOURCE, tmp_path / "_scanner.so")
+    assert list(tmp_path.iterdir()) == []

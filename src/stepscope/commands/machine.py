@@ -386,7 +386,7 @@ def _scanner() -> Observation:
     return check.note(
         "stepscope reads PyTorch's traces without its compiled scanner",
         "there is no module stepscope.readers.kineto._scanner of this version",
-        "Reading takes twice the time; the results are the same.",
+        "Reading takes more than twice the time; the results are the same.",
         "Install stepscope again where a C++17 compiler and Python's headers are installed.",
     )
 

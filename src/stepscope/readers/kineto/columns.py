@@ -254,7 +254,7 @@ class Columns:
             frame = self._row_tables.slices(category, kept)
             _append(batch, rows.table, frame)
             if rows.table != "device_work":
-                self.host_lanes.update(frame["lane"].unique())
+                self.host_lanes.update(np.unique(frame["lane"].to_numpy()).tolist())
 
     def _usable(
         self,
@@ -480,4 +480,4 @@ class _Kinds(dict[tuple[str, Any], str]):
 
 
 def _append(batch: Batch, table: str, frame: pl.DataFrame) -> None:
-    batch[table] = pl.concat([batch[table], frame]) if table in batch else frame
+    batch[table] = batch[table].vstack(frame) if table in batch else frame

@@ -28,7 +28,8 @@ try:
 except ImportError:  # it was not built, and the Python reader serves
     _scanner = None  # type: ignore[assignment]
 
-_INTERFACE: Final = 1
+INTERFACE: Final = 1
+"""What the scanner takes and returns; native/scanner.cpp has the same number."""
 INSTANT: Final = "[memory]"
 _TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
     ("operators", arguments.OPERATOR_CATEGORIES, arguments.Operator),
@@ -57,7 +58,12 @@ _KINDS: Final = tuple(
 )
 _NO_INTEGER: Final = np.iinfo(np.int64).min
 _NO_CODE: Final = np.iinfo(np.uint32).max
-_MISSING: Final = {np.dtype(np.int64): _NO_INTEGER, np.dtype(np.uint32): _NO_CODE}
+_NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
+    np.dtype(np.int64): (np.int64(_NO_INTEGER), pl.Series([None], dtype=pl.Int64)),
+    np.dtype(np.uint32): (np.uint32(_NO_CODE), pl.Series([None], dtype=pl.UInt32)),
+    np.dtype(np.float64): (None, pl.Series([None], dtype=pl.Float64)),
+}
+"""The value that stands for null, None for NaN, and a column of one null."""
 _MOST_COMBINATIONS: Final = 2**18
 _CodeArray: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -223,7 +229,7 @@ class Scan:
 
 def is_built() -> bool:
     """Whether there is a compiled scanner, and made from this version's source."""
-    return _scanner is not None and _scanner.INTERFACE == _INTERFACE
+    return _scanner is not None and _scanner.INTERFACE == INTERFACE
 
 
 def scan(text: bytes, *, exact: bool) -> Scan | None:
@@ -428,15 +434,16 @@ def with_nulls(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
 
 
 def _with_nulls(name: str, values: npt.NDArray[Any]) -> pl.Series:
-    column: pl.Series = pl.Series(name, values)
     if values.dtype == np.int32:
-        return column
-    absent = (
-        np.isnan(values) if values.dtype == np.float64 else values == np.array(_MISSING[values.dtype], values.dtype)
-    )
+        return pl.Series(name, values)
+    missing, nulls = _NULLS[values.dtype]
+    absent = np.isnan(values) if missing is None else values == missing
     count = int(np.count_nonzero(absent))
+    column: pl.Series
     if count == len(values):  # much faster than to set each
-        column = pl.Series(name, [None], dtype=column.dtype).new_from_index(0, count)
-    elif count:
-        column = column.set(pl.Series(absent), None)
+        column = nulls.new_from_index(0, count).alias(name)
+    else:
+        column = pl.Series(name, values)
+        if count:
+            column = column.set(pl.Series(absent), None)
     return column
