@@ -15,7 +15,7 @@ from stepscope.readers.compile_log import compile_logs, read_compile_log
 from stepscope.trace.metadata import CodePlace, Compilation, CompiledGraph, GraphBreak
 
 BREAK = """\
-Graph break in user code at /home/me/model.py:13
+Graph break in user code at /work/job/model.py:13
 Graph Break Reason: Encountered graph break when attempting to trace CALL: a function call, e.g. f(x, y):
 
 Unsupported Tensor.item() call with capture_scalar_outputs=False
@@ -25,11 +25,11 @@ Unsupported Tensor.item() call with capture_scalar_outputs=False
   Developer debug context: call_method
 
 User code traceback:
-  File "/home/me/train.py", line 21, in <module>
+  File "/work/job/train.py", line 21, in <module>
     loss = f(x)
   File "/usr/lib/python3/site-packages/torch/nn/modules/module.py", line 1778, in _wrapped_call_impl
     return self._call_impl(*args, **kwargs)
-  File "/home/me/model.py", line 13, in forward
+  File "/work/job/model.py", line 13, in forward
     if h.item() > 1:
 
 Traceback (most recent call last):
@@ -42,12 +42,12 @@ triton_poi_fused_1 = async_compile.triton(
 """
 STACK = [
     {"line": 21, "name": "<module>", "filename": 3},
-    {"line": 9, "name": "forward", "filename": "/home/me/model.py"},
+    {"line": 9, "name": "forward", "filename": "/work/job/model.py"},
 ]
 GUARD = "0/0: tensor 'x' size mismatch at index 0. expected 32, actual 33"
 METRICS = {
     "co_name": "forward",
-    "co_filename": "/home/me/model.py",
+    "co_filename": "/work/job/model.py",
     "co_firstlineno": 9,
     "start_time_us": 5_000_000,
     "duration_us": 1_500_000,
@@ -70,7 +70,7 @@ def artifact(name: str, payload: str, **numbers: int) -> str:
 
 
 LOG = (
-    record({"str": ["/home/me/train.py", 3]}).replace(', "frame_id": 0, "frame_compile_id": 0, "attempt": 0', "")
+    record({"str": ["/work/job/train.py", 3]}).replace(', "frame_id": 0, "frame_compile_id": 0, "attempt": 0', "")
     + record({"dynamo_start": {"stack": STACK}})
     + artifact("dynamo_graph_break_reason", BREAK)
     + record({"inductor_output_code": {"filename": "x.py"}}, CODE)
@@ -93,9 +93,9 @@ def test_a_log_tells_of_each_compilation(tmp_path: Path) -> None:
         process="4321",
         number="0/0",
         function="forward",
-        file="/home/me/model.py",
+        file="/work/job/model.py",
         line=9,
-        called_from=(CodePlace("<module>", "/home/me/train.py", 21),),
+        called_from=(CodePlace("<module>", "/work/job/train.py", 21),),
         start_unix_ns=5_000_000_000,
         compile_ns=1_500_000_000,
         backward_ns=500_000_000,
@@ -105,12 +105,12 @@ def test_a_log_tells_of_each_compilation(tmp_path: Path) -> None:
         graphs=(CompiledGraph("fabcdefghijklmnop", ("cpp_fused_relu_0", "triton_poi_fused_1")),),
         breaks=(
             GraphBreak(
-                "/home/me/model.py",
+                "/work/job/model.py",
                 13,
                 "Unsupported Tensor.item() call with capture_scalar_outputs=False",
                 "Dynamo does not support tracing it.",
                 "Set capture_scalar_outputs.",
-                (CodePlace("forward", "/home/me/model.py", 13), CodePlace("<module>", "/home/me/train.py", 21)),
+                (CodePlace("forward", "/work/job/model.py", 13), CodePlace("<module>", "/work/job/train.py", 21)),
             ),
         ),
         logging_ns=20_000_000,
