@@ -257,7 +257,7 @@ FIT_SCHEMA: Final[dict[str, type[pl.DataType] | pl.DataType]] = {
     "reserved_bytes": pl.Int64,  # most bytes taken from the driver
     "fits": pl.Boolean,  # whether every request was met; null without a limit
     "freed_bytes": pl.Int64,  # of activations, over all steps, that checkpointing frees until the backward pass
-    "added_ns_per_step": pl.Int64,  # forward time of the checkpointed modules, which is spent twice; null if unknown
+    "added_per_step_ns": pl.Int64,  # forward time of the checkpointed modules, which is spent twice; null if unknown
     "failed_bytes": pl.Int64,  # the request that was not met, and its place; null if all were
     "file": pl.String,
     "line": pl.Int32,
@@ -281,7 +281,7 @@ def fit_table(
     for change in changes:
         known = [forward_ns.get(module) for module in change.checkpointed]
         added = None if not known or None in known else sum(each or 0 for each in known)
-        rows.append({**fit(memory, change, limit), "added_ns_per_step": added})
+        rows.append({**fit(memory, change, limit), "added_per_step_ns": added})
     return pl.DataFrame(rows, schema=FIT_SCHEMA)
 
 
@@ -397,10 +397,8 @@ def _checkpointed(blocks: pl.DataFrame, modules: Sequence[str]) -> tuple[pl.Data
                     )
                 )
     if not parts:
-        raise UsageError(
-            f"nothing to checkpoint in {modules[0]}{' and others' if len(modules) > 1 else ''}: no activation but the "
-            "result is kept for a backward pass"
-        )
+        others = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
+        raise UsageError(f"nothing to checkpoint in {modules[0]}{others}: {_NO_BACKWARD}")
     rest = blocks.filter(~pl.col("source").is_in(gone))
     return pl.concat([rest, *parts]), sum(freed)
 
@@ -445,6 +443,13 @@ def candidates(memory: DeviceMemory) -> tuple[tuple[str, ...], ...]:
     return (max(best, key=lambda path: (small[path], path)),), tuple(sorted(best, key=_natural))
 
 
+_NO_BACKWARD: Final = (
+    "none of its activations but the result lasts until a backward pass, as in inference, or where it is checkpointed"
+)
+_NO_MODULES: Final = (
+    "the recorded allocations do not show which modules made them: with_stack=True records modules, and so does "
+    "stepscope run"
+)
 _NUMBER: Final = re.compile(r"\d+$")
 
 
@@ -473,6 +478,8 @@ def modules_like(memory: DeviceMemory, patterns: Sequence[str]) -> tuple[str, ..
     for pattern in patterns:
         depth = pattern.count(".") + 1
         matching = {path for path in paths if fnmatchcase(".".join(path.split(".")[-depth:]), pattern)}
+        if not paths:
+            raise UsageError(_NO_MODULES)
         if not matching:
             raise UsageError(f"no module that made an activation matches {pattern!r}: stepscope modules lists them")
         found |= matching

@@ -160,7 +160,7 @@ def _fill(kernel: _Kernel, batch: int, rows: int, columns: int, inner: int) -> l
         found += _tail(blocks, processors, of)
     if tile is not None:
         useful = max(_useful(rows, columns, tile), _useful(columns, rows, tile))
-        if useful < _FULL:
+        if useful < _FULL and kernel.row["limit"] == "compute":  # else the bytes of a larger result take time, too
             why = f"sizes off the tile: {rows}x{columns} fills {useful:.0%} of its tiles of {tile[0]}x{tile[1]}"
             fits = f"{_up(rows, tile[0])}x{_up(columns, tile[1])}"
             better = f"a result of {fits}, which takes as long, or one that is smaller by the rest"

@@ -377,7 +377,9 @@ def _findings(report: TraceReport, key: str) -> Iterator[Block]:
         yield Text("Savings overlap: they do not add up.", "muted", "page")
     yield from section_if("", *together, *texts(afterwards_sentence(diagnosis)), is_quiet=True)
     yield from texts(hidden_sentence(diagnosis), style="muted")
-    yield from section_if("Costly lines without a finding", *_items(line_sentences(diagnosis)))
+    yield from section_if(
+        "Costly lines, of whose time the findings explain less than half", *_items(line_sentences(diagnosis))
+    )
 
 
 def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceReport | None, key: str) -> FindingBlock:

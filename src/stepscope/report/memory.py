@@ -71,9 +71,9 @@ def _fits(memory: DeviceMemory, table: pl.DataFrame, limit: int | None) -> Itera
     rows = table.select(
         change=pl.Series([_change(row) for row in table.iter_rows(named=True)]),
         fits="fits",
-        peak_bytes="peak_bytes",
-        reserved_bytes="reserved_bytes",
-        added_ns_per_step="added_ns_per_step",
+        peak_bytes=pl.when(pl.col("failed_bytes").is_null()).then("peak_bytes"),  # a failed run had no peak yet
+        reserved_bytes=pl.when(pl.col("failed_bytes").is_null()).then("reserved_bytes"),
+        added_per_step_ns="added_per_step_ns",
         fails=pl.Series([_failure(row) for row in table.iter_rows(named=True)], dtype=pl.String),
     )
     yield Section("Would it fit?", (Table(rows),))
@@ -96,7 +96,8 @@ def _failure(row: Mapping[str, Any]) -> str | None:
     if row["failed_bytes"] is None:
         return None
     place = f"{row['file']}:{row['line']}" if row["file"] else row["module"]
-    return f"{size(row['failed_bytes'])}" + (f" at {place}" if place else "")
+    asked = f"{size(row['failed_bytes'])} more than {size(row['peak_bytes'])}"
+    return f"{asked}, asked for at {place}" if place else asked
 
 
 def _section(title: str, frame: pl.DataFrame, column: str, nothing: str, things: str) -> Section:

@@ -62,8 +62,9 @@ def convolution(image: str, weight: str, groups: int = 1, **named: object) -> li
         ("[[8192, 4096], [4096, 4096]]", ["kernel"]),
         ("[[256, 131072], [131072, 256]]", ["few_tiles"]),
         ("[[2048, 8192], [8192, 2048]]", ["tail_wave"]),  # 128 tiles: a second wave of 20
-        ("[[131072, 32], [32, 32]]", ["tall_skinny", "off_tile"]),
-        ("[[8, 4096], [4096, 4096]]", ["few_rows", "few_tiles", "off_tile"]),
+        ("[[131072, 32], [32, 32]]", ["tall_skinny"]),
+        ("[[8, 4096], [4096, 4096]]", ["few_rows", "few_tiles"]),
+        ("[[424, 65536], [65536, 424]]", ["few_tiles", "off_tile"]),
         ("[[8192, 4095], [4095, 4096]]", ["unaligned"]),
     ],
 )
