@@ -165,8 +165,8 @@ def _children(folder: Path) -> list[Path]:
 
 
 READERS: Final[tuple[Reader, ...]] = (
+    perfetto.READER,  # by its fields; XLA's by names of planes, which a name in any trace may contain
     xplane.READER,
-    perfetto.READER,
     nsight_systems.READER,
     rocprof.READER,
     torch_snapshot.READER,

@@ -124,7 +124,11 @@ def _entry(frame: Any) -> str:
         text = f"{file[-_LONGEST_ENTRY:]}({min(max(line, 0), 10**8)}): {name}"
     else:
         return ""
-    return text[:_LONGEST_ENTRY].replace(";", ",").encode("utf-8", "replace").decode()
+    return _utf8(text[:_LONGEST_ENTRY].replace(";", ","))
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
 
 
 @dataclass
@@ -195,7 +199,7 @@ class DeviceEvents:
         free = _whole(entry.get("device_free"), LARGEST_SIZE)
         stack = stacks.number(entry.get("frames"))
         compiled = entry.get("compile_context")
-        region = compiled[:_LONGEST_ENTRY] if type(compiled) is str and compiled not in _NOT_COMPILED else ""
+        region = _utf8(compiled[:_LONGEST_ENTRY]) if type(compiled) is str and compiled not in _NOT_COMPILED else ""
         self.events.append(SnapshotEvent(time_us, action, address & _LARGEST_ADDRESS, size, stack, free, region))
 
 
@@ -211,7 +215,7 @@ def ranges_by_device(entries: Any, latest_us: int, budget: Budget) -> dict[int, 
         time_us = _whole(entry.get("time_us"), _LATEST_US)
         if type(name) is not str or type(device) is not int or time_us is None:
             continue
-        name = name[:_LONGEST_NAME].encode("utf-8", "replace").decode()
+        name = _utf8(name[:_LONGEST_NAME])
         if stage == "START":
             begun.setdefault((device, name), []).append(time_us)
         elif stage == "END" and begun.get((device, name)):

@@ -76,7 +76,7 @@ def _fits(memory: DeviceMemory, table: pl.DataFrame, limit: int | None) -> Itera
         added_per_step_ns="added_per_step_ns",
         fails=pl.Series([_failure(row) for row in table.iter_rows(named=True)], dtype=pl.String),
     )
-    yield Section("Would it fit?", (Table(rows),))
+    yield Section("Would it fit?", (Table(rows, wide_only=("reserved_bytes", "added_per_step_ns")),))
 
 
 def _change(row: Mapping[str, Any]) -> str:
@@ -96,8 +96,8 @@ def _failure(row: Mapping[str, Any]) -> str | None:
     if row["failed_bytes"] is None:
         return None
     place = f"{row['file']}:{row['line']}" if row["file"] else row["module"]
-    asked = f"{size(row['failed_bytes'])} more than {size(row['peak_bytes'])}"
-    return f"{asked}, asked for at {place}" if place else asked
+    where = f" at {place}" if place else ""
+    return f"{size(row['failed_bytes'])}{where}, with {size(row['peak_bytes'])} in use"
 
 
 def _section(title: str, frame: pl.DataFrame, column: str, nothing: str, things: str) -> Section:
