@@ -179,7 +179,7 @@ class _Reading:
                 mine.breaks.append(found)
         elif name == "recompile_reasons" and mine.reason is None:
             mine.reason = payload.strip().strip('[]"').partition("\n")[0][:_LONGEST_TEXT] or None
-        elif name in _CACHE:
+        elif isinstance(name, str) and name in _CACHE:
             mine.hits += name == "fx_graph_cache_hit"
             mine.misses += name != "fx_graph_cache_hit"
             key = _GRAPH_KEY.search(payload)

@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from stepscope import guard
-from stepscope.record.program_objects import attributes, unseen
+from stepscope.record.program_objects import attributes, numbers_of, unseen
 from stepscope.trace.program_facts import ModelCallFacts, PaddingFacts, PromptFacts
 
 IGNORED: Final = -100
@@ -90,8 +90,7 @@ class PaddingSamples:
     def _add(self, name: str, tensor: Any) -> None:
         if not 0 < tensor.numel() <= _MOST_POSITIONS:
             return
-        # these operators are not recorded by any profiler
-        numbers = tensor.numpy()
+        numbers = numbers_of(tensor)
         if not ({int(numbers.min()), int(numbers.max())} <= {0, 1}):  # a mask, or token types: no sequence of its own
             self._tensors.setdefault(name, _Sequences()).add(numbers)
 
@@ -103,10 +102,10 @@ class PaddingSamples:
         for each in gc.get_objects():
             with guard.attempt():
                 if type(each) is torch.Tensor and _is_sequences(each) and each.numel() <= _MOST_POSITIONS:
-                    found.append(each)
-        found.sort(key=lambda tensor: -tensor.numel())
-        ignoring = [each for each in found if (each.numpy() == IGNORED).any()]
-        batches = [each for each in found if each.dim() == 2]
+                    found.append((each, bool((numbers_of(each) == IGNORED).any())))
+        found.sort(key=lambda each: -each[0].numel())
+        ignoring = [tensor for tensor, ignores in found if ignores]
+        batches = [tensor for tensor, _ in found if tensor.dim() == 2]
         if ignoring and not any(sequences.ignored for sequences in self._tensors.values()):
             self._add("a tensor of targets", ignoring[0])
         if batches and not self._batches:
@@ -293,7 +292,7 @@ class _Call:
 def _call_of(positional: tuple[Any, ...], named: dict[str, Any]) -> _Call | None:
     """The call with these arguments; None if its tokens are unknown."""
     given = {**{str(number): value for number, value in enumerate(positional)}, **named}
-    arrays = {name: value.numpy() for name, value in given.items() if _is_of_tokens(value)}
+    arrays = {name: numbers_of(value) for name, value in given.items() if _is_of_tokens(value)}
     positions = next((each for name, each in arrays.items() if "position" in name), None)
     others = [each for name, each in arrays.items() if "position" not in name]
     tokens = next(

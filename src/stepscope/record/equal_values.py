@@ -26,7 +26,7 @@ from stepscope import guard
 from stepscope.record.constant_calls import ConstantLook
 from stepscope.record.gradients import GradientLook
 from stepscope.record.lines import hide_from_compiler, is_users
-from stepscope.record.program_objects import call_code, names_in_roots, stack_room, unseen
+from stepscope.record.program_objects import call_code, names_in_roots, numbers_of, stack_room, unseen
 from stepscope.record.step_objects import KeptGraphs, MadeInSteps
 from stepscope.trace.program_facts import (
     BackwardFacts,
@@ -92,7 +92,7 @@ def _of_tensor(tensor: Any) -> int | None:
     taken = tensor.detach()[_slices(tensor.shape, size)].cpu().contiguous()
     total = tensor.detach().sum().item() if size > _WHOLE_BYTES else 0  # what changes between the samples shows in it
     kind = repr((tensor.shape, tensor.dtype, total)).encode()
-    return _digest(taken.reshape(-1).view(torch.uint8).numpy().tobytes(), kind)
+    return _digest(numbers_of(taken.reshape(-1).view(torch.uint8)).tobytes(), kind)
 
 
 def _of_array(array: Any) -> int:

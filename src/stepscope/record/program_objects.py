@@ -8,6 +8,7 @@ however deep the program's calls are.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -43,6 +44,30 @@ def is_plain(value: Any) -> bool:
     """Whether it is one of torch's own tensors, whose attributes run none of the program's code."""
     kind, torch = type(value), sys.modules["torch"]
     return kind is torch.Tensor or kind is torch.nn.Parameter
+
+
+def numbers_of(tensor: Any) -> Any:
+    """Copy the content of one of torch's own tensors of whole numbers or bools on the CPU to a NumPy array.
+
+    No operator runs, which a profiler would see, and the tensor stays as it is: `Tensor.numpy` would forbid the program
+    to resize it afterwards.
+
+    Raises:
+        ValueError: it has no memory of its own.
+    """
+    import numpy as np
+
+    size, strides = tensor.element_size(), tensor.stride()
+    kind = np.dtype(str(tensor.dtype).removeprefix("torch."))
+    if not tensor.numel():
+        return np.empty(tensor.shape, kind)
+    last = sum((length - 1) * stride for length, stride in zip(tensor.shape, strides, strict=True))
+    taken = (last + 1) * size
+    address = tensor.data_ptr()
+    if not address or tensor.untyped_storage().nbytes() < tensor.storage_offset() * size + taken:
+        raise ValueError("the tensor has no memory")
+    memory = (ctypes.c_char * taken).from_address(address)
+    return np.ndarray(tuple(tensor.shape), kind, memory, strides=[each * size for each in strides]).copy()
 
 
 def modules_in(root: Any) -> dict[int, tuple[str, Any]]:

@@ -161,6 +161,7 @@ def test_wrong_types_are_unknown(tmp_path: Path) -> None:
     wrong = {name: [{}] for name in METRICS} | {"co_name": "forward", "co_filename": "m.py", "co_firstlineno": 3}
     text = record({"compilation_metrics": wrong}) + record({"dynamo_start": {"stack": [1, {"line": "x"}]}})
     text += record({"artifact": 3}) + record({"str": [1]}) + artifact("recompile_reasons", "")
+    text += "".join(record({"artifact": {"name": name}}) for name in ([], {}, None, 7))
 
     (only,) = read_compile_log(written(tmp_path / "torch.log", text)).compiled
     assert only == Compilation(process="4321", number="0/0", function="forward", file="m.py", line=3)

@@ -323,3 +323,10 @@ def test_a_look_that_begins_again_on_another_thread_leaves_the_first() -> None:
     assert not look.is_over
     assert sys.getprofile() is None
     look.stop()
+
+
+def test_a_tensor_with_a_fingerprint_can_still_grow() -> None:
+    values = torch.arange(4096.0)
+
+    assert fingerprint(values) is not None
+    assert values.resize_(100_000).numel() == 100_000

@@ -90,3 +90,10 @@ def test_what_holds_no_tokens_says_nothing(given: tuple[Any, ...]) -> None:
     calls.called([], given, {})
 
     assert (calls.calls(), calls.prompts()) == (None, None)
+
+
+def test_tokens_that_were_looked_at_can_still_grow() -> None:
+    tokens = torch.arange(32).reshape(2, 16)
+    ModelCalls().called([], (tokens,), {})
+
+    assert tokens.resize_(4, 1000).shape == (4, 1000)

@@ -86,3 +86,11 @@ def test_without_a_loader_the_last_batch_is_looked_at(samples: PaddingSamples) -
 
     assert batch.shape == (64, 400)
     assert [facts.padding_share for facts in found if facts.positions == batch.numel()] == [0.7125]
+
+
+def test_batches_and_live_tensors_can_still_grow(samples: PaddingSamples) -> None:
+    batch, live = rows(12, 3, 3, 6, 2, 10), torch.full((100,), -100)
+    samples.add({"input_ids": batch})
+    samples.stop()
+
+    assert [each.resize_(10_000).numel() for each in (batch, live)] == [10_000, 10_000]

@@ -22,6 +22,7 @@ from stepscope.record.program_objects import (
     modules_in,
     named_calls,
     names_in_roots,
+    numbers_of,
     parameters_in,
     parameters_of,
     unseen,
@@ -309,3 +310,18 @@ def test_a_file_of_lines_whose_modules_are_damaged_is_refused(tmp_path: Path) ->
     with pytest.raises(Exception, match="times and modules of a thread differ"):
         read_lines(Path(f"{path}.lines"))
     assert "damaged_lines" in [warning.kind for warning in open_trace(path, cache=None).warnings]
+
+
+def test_numbers_of_views_of_any_strides() -> None:
+    base = torch.arange(60).reshape(3, 4, 5)
+    views = [base, base[1:, :, 2], base.permute(2, 0, 1)[::2], base[:1].expand(2, 4, 5), base > 7, base[:0], base.int()]
+
+    assert [numbers_of(each).tolist() for each in views] == [each.tolist() for each in views]
+
+
+def test_numbers_of_a_tensor_whose_memory_was_given_back() -> None:
+    tensor = torch.arange(60)
+    tensor.untyped_storage().resize_(8)
+
+    with pytest.raises(ValueError, match="memory"):
+        numbers_of(tensor)
