@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,7 +16,7 @@ import polars as pl
 
 from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import event_names
-from stepscope.readers.source import current
+from stepscope.readers.source import Background, current
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.nesting import Nesting, Rows, at, nullable, row_numbers
 from stepscope.trace.tables import SCHEMAS, conform, rows_frame
@@ -64,7 +65,8 @@ class Spill:
         self._limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
         self._held: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._blocks: defaultdict[str, list[_Block]] = defaultdict(list)
-        self._size = self._files = 0
+        self._size = 0
+        self._files: list[Path] = []
         self._filled: set[tuple[str, str]] = set()
 
     def add(self, batch: dict[str, pl.DataFrame]) -> None:
@@ -75,27 +77,25 @@ class Spill:
             self._size += int(frame.estimated_size())
         budget.tick()
         if self._size > self._limit:
-            self._set_aside(to_files=True)
+            self._set_aside(*self._held, to_files=True)
 
     def flush(self) -> None:
         """Sort the rows that are in memory; write them to disk if others already are."""
-        self._set_aside(to_files=self._files > 0)
+        self._set_aside(*self._held, to_files=bool(self._files))
 
-    def _set_aside(self, *, to_files: bool) -> None:
-        while self._held:
-            table, frames = self._held.popitem()
-            frame = _concatenated(frames)
-            del frames
+    def _set_aside(self, *tables: str, to_files: bool) -> None:
+        for table in tables:
+            frame = _concatenated(self._held.pop(table))
+            self._size = max(0, self._size - int(frame.estimated_size()))
             if frame.height:
                 self._filled.update((table, name) for name in frame.columns if frame[name].null_count() < frame.height)
                 self._keep(table, frame if rows_are_sorted(frame) else in_order(frame), to_files=to_files)
-        self._size = 0
 
     def _keep(self, table: str, frame: pl.DataFrame, *, to_files: bool) -> None:
         size = max(1, PART_ROWS // 4)
-        path = self._directory / f"spill-{self._files:05}.arrow"
+        path = self._directory / f"spill-{id(self)}-{len(self._files):05}.arrow"
         if to_files:
-            self._files += 1
+            self._files.append(path)
             frame.write_ipc(path, compression="uncompressed", record_batch_size=size)
         start = frame["start_ns"]
         for offset in range(0, frame.height, size):
@@ -130,10 +130,19 @@ class Spill:
         frame = _concatenated(frames)
         return frame if len(frames) == 1 or rows_are_sorted(frame) else in_order(frame)
 
+    def take(self, table: str) -> pl.DataFrame | None:
+        """Return and forget all rows of a table, as `between`; None if there are none."""
+        if table in self._held:
+            self._set_aside(table, to_files=False)
+        frame = self.between(table, None, None)
+        self._blocks.pop(table, None)
+        return frame if frame.width else None
+
     def clean(self) -> None:
         self._blocks.clear()
-        for path in self._directory.glob("spill-*.arrow"):
+        for path in self._files:
             path.unlink()
+        self._files.clear()
 
 
 def _concatenated(frames: list[pl.DataFrame]) -> pl.DataFrame:
@@ -435,11 +444,12 @@ class Assembly:
         """Write all tables; raise UsageError if the requested steps do not exist."""
         if self._steps is not None:
             self.window = self._window_of_steps(self._steps)
-        self._write_table("annotations", self._describe_annotations)
-        for table in ("synchronisations", "counters", "memory", "lines", "modules"):
-            self._write_table(table)
-        self._write_frames()
-        self._write_linked()
+        with Background() as self._background:
+            self._write_table("annotations", self._describe_annotations)
+            for table in ("synchronisations", "counters", "memory", "lines", "modules"):
+                self._write_table(table)
+            self._write_frames()
+            self._write_linked()
         if lanes:
             self._writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes, infer_schema_length=None)))
 
@@ -496,14 +506,18 @@ class Assembly:
     def _write_rows(
         self, table: str, frame: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     ) -> None:
-        text_columns = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
         for first in range(0, frame.height, PART_ROWS):
-            part = frame.slice(first, PART_ROWS)
-            if describe is not None:
-                part = describe(part)
-            coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
-            part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
-            self._writer.write_part(table, self._named(table, conform(table, part)))
+            self._background.run(partial(self._write_part, table, frame.slice(first, PART_ROWS), describe))
+
+    def _write_part(
+        self, table: str, part: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None
+    ) -> None:
+        if describe is not None:
+            part = describe(part)
+        texts = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
+        coded = [name for name in texts if name in part.columns and part.schema[name] == pl.UInt32]
+        part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
+        self._writer.write_part(table, self._named(table, conform(table, part)))
 
     def _write_frames(self) -> None:
         nesting = Nesting()
