@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -31,33 +34,26 @@ _NONE: Final = pl.DataFrame()
 
 
 class _Block(NamedTuple):
-    """Rows of one table in time order, in memory or in a file.
+    """Rows of one table in time order, in memory or in the file.
 
     Attributes:
         first_ns, last_ns: starts of the first and the last row.
-        offset: of the first row in the file.
+        rows: how many.
+        held: the rows; None if they are in the file, in `size` bytes from `offset` on.
     """
 
     first_ns: int
     last_ns: int
     rows: int
-    held: pl.DataFrame | Path
-    offset: int
-
-    def between(self, begin: int | None, end: int | None) -> pl.DataFrame:
-        frame = self.held
-        if isinstance(frame, Path):
-            frame = pl.scan_ipc(frame).slice(self.offset, self.rows).collect()
-        start = frame["start_ns"]
-        first = 0 if begin is None or begin <= self.first_ns else int(start.search_sorted(begin))
-        last = self.rows if end is None or end > self.last_ns else int(start.search_sorted(end))
-        return frame.slice(first, last - first)
+    held: pl.DataFrame | None
+    offset: int = 0
+    size: int = 0
 
 
 class Spill:
     """Rows of several tables, added in any order and taken in the order of time, piece by piece.
 
-    Rows beyond MEMORY_BYTES are sorted and written to files; `flush` ends adding.
+    Rows beyond MEMORY_BYTES are sorted and written to a file without a name in `directory`; `flush` ends adding.
     """
 
     def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
@@ -66,7 +62,7 @@ class Spill:
         self._held: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._blocks: defaultdict[str, list[_Block]] = defaultdict(list)
         self._size = 0
-        self._files: list[Path] = []
+        self._file: FileIO | None = None
         self._filled: set[tuple[str, str]] = set()
 
     def add(self, batch: dict[str, pl.DataFrame]) -> None:
@@ -77,31 +73,44 @@ class Spill:
             self._size += int(frame.estimated_size())
         budget.tick()
         if self._size > self._limit:
-            self._set_aside(*self._held, to_files=True)
+            self._set_aside(*self._held, to_file=True)
 
     def flush(self) -> None:
         """Sort the rows that are in memory; write them to disk if others already are."""
-        self._set_aside(*self._held, to_files=bool(self._files))
+        self._set_aside(*self._held, to_file=self._file is not None)
 
-    def _set_aside(self, *tables: str, to_files: bool) -> None:
+    def _set_aside(self, *tables: str, to_file: bool) -> None:
         for table in tables:
             frame = _concatenated(self._held.pop(table))
             self._size = max(0, self._size - int(frame.estimated_size()))
             if frame.height:
                 self._filled.update((table, name) for name in frame.columns if frame[name].null_count() < frame.height)
-                self._keep(table, frame if rows_are_sorted(frame) else in_order(frame), to_files=to_files)
+                self._keep(table, frame if rows_are_sorted(frame) else in_order(frame), to_file=to_file)
 
-    def _keep(self, table: str, frame: pl.DataFrame, *, to_files: bool) -> None:
-        size = max(1, PART_ROWS // 4)
-        path = self._directory / f"spill-{id(self)}-{len(self._files):05}.arrow"
-        if to_files:
-            self._files.append(path)
-            frame.write_ipc(path, compression="uncompressed", record_batch_size=size)
+    def _keep(self, table: str, frame: pl.DataFrame, *, to_file: bool) -> None:
+        if to_file and self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0, dir=self._directory)  # noqa: SIM115 - `clean` closes it
+        for part in frame.iter_slices(max(1, PART_ROWS // 4)):
+            first_ns, last_ns = part["start_ns"][0], part["start_ns"][-1]
+            if to_file and self._file is not None:
+                offset = self._file.seek(0, os.SEEK_END)
+                part.write_ipc_stream(self._file, compression="uncompressed")
+                size = self._file.seek(0, os.SEEK_END) - offset
+                self._blocks[table].append(_Block(first_ns, last_ns, part.height, None, offset, size))
+            else:
+                self._blocks[table].append(_Block(first_ns, last_ns, part.height, part))
+
+    def _part(self, block: _Block, begin: int | None, end: int | None) -> pl.DataFrame:
+        """Return the rows of a block that start in [begin, end)."""
+        frame = block.held
+        if frame is None:
+            assert self._file is not None
+            self._file.seek(block.offset)
+            frame = pl.read_ipc_stream(self._file.read(block.size))
         start = frame["start_ns"]
-        for offset in range(0, frame.height, size):
-            rows = min(size, frame.height - offset)
-            held = path if to_files else frame.slice(offset, rows)
-            self._blocks[table].append(_Block(start[offset], start[offset + rows - 1], rows, held, offset))
+        first = 0 if begin is None or begin <= block.first_ns else int(start.search_sorted(begin))
+        last = block.rows if end is None or end > block.last_ns else int(start.search_sorted(end))
+        return frame.slice(first, last - first)
 
     def has(self, table: str, column: str) -> bool:
         """Whether any row of a table has a value in this column."""
@@ -121,7 +130,7 @@ class Spill:
     def between(self, table: str, begin: int | None, end: int | None) -> pl.DataFrame:
         """Return a table's rows that start in [begin, end), by start, longest first; without columns if it has none."""
         frames = [
-            block.between(begin, end)
+            self._part(block, begin, end)
             for block in self._blocks[table]
             if (end is None or block.first_ns < end) and (begin is None or block.last_ns >= begin)
         ]
@@ -133,16 +142,16 @@ class Spill:
     def take(self, table: str) -> pl.DataFrame | None:
         """Return and forget all rows of a table, as `between`; None if there are none."""
         if table in self._held:
-            self._set_aside(table, to_files=False)
+            self._set_aside(table, to_file=False)
         frame = self.between(table, None, None)
         self._blocks.pop(table, None)
         return frame if frame.width else None
 
     def clean(self) -> None:
+        """Forget all rows, also those in the file."""
         self._blocks.clear()
-        for path in self._files:
-            path.unlink()
-        self._files.clear()
+        if self._file is not None:
+            self._file.close()
 
 
 def _concatenated(frames: list[pl.DataFrame]) -> pl.DataFrame:

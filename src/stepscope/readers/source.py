@@ -204,6 +204,7 @@ def _resident_bytes() -> float:
 
 
 _MOST_SPARE_THREADS: Final = 3
+_MOST_AHEAD: Final = 2
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -227,12 +228,25 @@ def computed_ahead(
     with ThreadPoolExecutor(max(1, workers)) as pool:
         for item in remaining:
             waiting.append((item, pool.submit(function, item)))
-            if len(waiting) > workers + 1:
-                done, result = waiting.popleft()
-                yield done, result.result()
+            if len(waiting) > workers + _MOST_AHEAD:
+                yield _first_of(waiting, function)
         while waiting:
-            done, result = waiting.popleft()
-            yield done, result.result()
+            yield _first_of(waiting, function)
+
+
+def _first_of(
+    waiting: deque[tuple[_Item, Future[_Result]]], function: Callable[[_Item], _Result]
+) -> tuple[_Item, _Result]:
+    """Take the first item and its result; if that is not ready, compute a later one meanwhile."""
+    item, result = waiting.popleft()
+    if not result.done():
+        for place, (later, future) in enumerate(waiting):
+            if future.cancel():
+                own: Future[_Result] = Future()
+                own.set_result(function(later))
+                waiting[place] = later, own
+                break
+    return item, result.result()
 
 
 class Background:
@@ -419,13 +433,18 @@ class ByteSource:
         """
         budget = current()
         is_large = (self.total_bytes or 0) > BLOCK_BYTES  # not a pipe, which may never end
-        workers = min(1, spare_threads()) if ahead and is_large else 0
-        for _, block in computed_ahead(lambda _: self._next_block(), itertools.repeat(None), workers):
-            if not block:
-                return
+        use_thread = ahead and is_large and spare_threads() > 0
+        for block in self._blocks_ahead() if use_thread else iter(self._next_block, b""):
             budget.unpack(len(block), self.read_bytes)
             yield block
             self.progress(self.read_bytes, self.total_bytes)
+
+    def _blocks_ahead(self) -> Iterator[bytes]:
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(self._next_block)
+            while block := following.result():
+                following = pool.submit(self._next_block)
+                yield block
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the content without a byte-order mark and white space at its beginning."""

@@ -229,7 +229,7 @@ def _identifier(value: Any) -> int | str:
     return value if isinstance(value, int) else _text(value)
 
 
-CHUNK_BYTES: Final = 4 * 2**20
+CHUNK_BYTES: Final = 8 * 2**20
 MAXIMUM_EVENT_BYTES: Final = 64 * 2**20
 MAXIMUM_HEADER_BYTES: Final = 16 * 2**20
 """Bytes kept of the text before and after the events; the search for the events continues beyond it."""
