@@ -1,4 +1,4 @@
-"""Small programs with faults that only a GPU shows, each with a clean twin; `scripts/gpu_campaign` records and times them.
+"""Small programs with faults that only a GPU shows, each with a clean twin, for `scripts/gpu_campaign`.
 
     python -m tests.zoo.gpu unpinned_copies --fault --device cuda
     stepscope run -m tests.zoo.gpu unpinned_copies --clean --device cuda

@@ -1,26 +1,22 @@
 """Run one program: the steps, marked for stepscope, and their times by the device's clock.
 
 `--timed 20 --times FILE` writes a JSON list of the nanoseconds of 20 steps, timed after WARM_UP and before a recording
-that skips the first WARM_UP + 20 + 2 steps: no profiler has run yet.
+that skips the first WARM_UP + 20 + BEFORE_RECORDING steps: no profiler has run yet.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 import stepscope
-from stepscope.record.bench_steps import DeviceMarks
-from tests.zoo.gpu.registry import FAULTS
+from tests.zoo.gpu.registry import FAULTS, WARM_UP
 from tests.zoo.gpu.setting import Setting, Step
-
-WARM_UP = 10
+from tests.zoo.timing import Ends
 
 
 def built(name: str, setting: Setting) -> Step:
@@ -30,25 +26,6 @@ def built(name: str, setting: Setting) -> Step:
     with setting.device:
         step: Step = getattr(import_module(f"tests.zoo.gpu.{found.module}"), name)(setting)
     return step
-
-
-class Ends:
-    """When the device, or the host where there is no other device, came to the ends of steps."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._marks = DeviceMarks(torch.cuda) if device.type == "cuda" else None
-        self._host: list[int] = []
-
-    def mark(self) -> None:
-        if self._marks is None:
-            self._host.append(time.perf_counter_ns())
-        else:
-            self._marks.mark()
-
-    def steps_ns(self) -> list[int]:
-        """The times between the marks."""
-        ends = self._host if self._marks is None else self._marks.ends_ns()
-        return [end - begin for begin, end in pairwise(ends)]
 
 
 def main() -> None:
@@ -68,12 +45,12 @@ def main() -> None:
     step = built(options.name, Setting(options.fault, device, options.tiny))
     ends = Ends(device)
     for number in range(options.steps):
-        step()
+        with stepscope.step(number=number):
+            step()
         if WARM_UP <= number <= WARM_UP + options.timed:
             ends.mark()
         if number == WARM_UP + options.timed and options.times:
             options.times.write_text(json.dumps(ends.steps_ns()))
-        stepscope.step()
 
 
 if __name__ == "__main__":

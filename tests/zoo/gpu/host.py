@@ -79,7 +79,7 @@ def small_model(at: Setting) -> Step:
         loss = model(x).square().mean()
         loss.backward()
         optimizer.step()
-        return loss
+        return torch.as_tensor(loss)
 
     step = train if at.fault else capture_step(train)  # planted
     return lambda: step(batch)
@@ -114,7 +114,9 @@ def optimizer_tensor_by_tensor(at: Setting) -> Step:
 def small_all_reduces(at: Setting) -> Step:
     """One rank; AVG is the reduction for which NCCL starts a kernel even then."""
     if not distributed.is_initialized():
-        store = distributed.FileStore(os.path.join(tempfile.mkdtemp(), "store"), 1)
+        store = distributed.FileStore(  # type: ignore[attr-defined]
+            os.path.join(tempfile.mkdtemp(), "store"), 1
+        )
         distributed.init_process_group("nccl" if at.on_cuda else "gloo", store=store, rank=0, world_size=1)
     operation = distributed.ReduceOp.AVG if at.on_cuda else distributed.ReduceOp.SUM
     width, rows = at.size(128, 8), at.size(4096, 4)
@@ -131,7 +133,7 @@ def small_all_reduces(at: Setting) -> Step:
         else:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             distributed.all_reduce(flat, operation)
-            parts = flat.split([gradient.numel() for gradient in gradients])
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             torch._foreach_copy_(gradients, [a.view_as(b) for a, b in zip(parts, gradients, strict=True)])
         optimizer.step()
 

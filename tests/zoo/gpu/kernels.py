@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -27,14 +26,14 @@ def products_in_fp32(at: Setting) -> Step:
 
 def channels_first(at: Setting) -> Step:
     channels, side = at.size(128, 8), at.size(56, 8)
-    kinds = {"dtype": torch.float16 if at.on_cuda else torch.float32}
-    layers = [nn.Conv2d(channels, channels, 3, padding=1, **kinds) for _ in range(8)]
+    kind = torch.float16 if at.on_cuda else torch.float32
+    layers = [nn.Conv2d(channels, channels, 3, padding=1, dtype=kind) for _ in range(8)]
     order = torch.contiguous_format if at.fault else torch.channels_last
     model = nn.Sequential(*layers)
     for weight in model.parameters():
         if weight.dim() == 4:
             weight.data = weight.data.contiguous(memory_format=order)
-    images = torch.randn(at.size(64, 2), channels, side, side, **kinds).contiguous(memory_format=order)
+    images = torch.randn(at.size(64, 2), channels, side, side, dtype=kind).contiguous(memory_format=order)
 
     @torch.no_grad()
     def step() -> torch.Tensor:
@@ -90,8 +89,8 @@ def products_that_fp8_could_do(at: Setting) -> Step:
 
 
 def few_triton_blocks(at: Setting) -> Step:
-    import triton
-    import triton.language as tl
+    import triton  # type: ignore[import-not-found,unused-ignore]
+    import triton.language as tl  # type: ignore[import-not-found,unused-ignore]
 
     @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
     def scale(source: Any, target: Any, count: Any, each: Any, BLOCK: tl.constexpr) -> None:
@@ -115,21 +114,21 @@ def few_triton_blocks(at: Setting) -> Step:
 def queues_in_a_row(at: Setting) -> Step:
     """Kernels of few blocks on eight queues; in the fault each queue waits for the one before."""
     side = at.size(512, 8)
-    queues = [at.stream() for _ in range(8)]
-    parts = [torch.randn(side, side) for _ in queues]
+    parts = [torch.randn(side, side) for _ in range(8)]
+    queues = [at.stream() for _ in parts]
 
     def step() -> None:
-        main = torch.cuda.current_stream() if at.on_cuda else None
-        before = main
+        main = before = torch.cuda.current_stream() if at.on_cuda else None
         for queue, part in zip(queues, parts, strict=True):
-            if queue is not None:
-                queue.wait_stream(before if at.fault else main)
-            with torch.cuda.stream(queue) if queue is not None else contextlib.nullcontext():
+            waited_for = before if at.fault else main
+            if queue is not None and waited_for is not None:
+                queue.wait_stream(waited_for)
+            with torch.cuda.stream(queue):  # None changes nothing
                 for _ in range(6):
                     torch.mm(part, part)
             before = queue
-        if main is not None:
-            for queue in queues:
+        for queue in queues:
+            if main is not None and queue is not None:
                 main.wait_stream(queue)
 
     return step

@@ -9,6 +9,10 @@ from typing import Final
 
 FOLDER: Final = Path(__file__).parent
 MARK: Final = "# planted"
+WARM_UP: Final = 10
+"""Steps of a program before those that it times."""
+BEFORE_RECORDING: Final = 6
+"""Steps between those and a recording: the recorder looks at the program and prepares its profiler."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,9 @@ FAULTS: Final = (
         ("device-tail", "exposed-copy"),
     ),
     Fault("copies", "activations_to_host_and_back", "Activations visit the host.", ("device-ping-pong",)),
-    Fault("copies", "masks_made_on_host", "Each step makes a mask on the host and copies it.", ("host-created-tensor",)),
+    Fault(
+        "copies", "masks_made_on_host", "Each step makes a mask on the host and copies it.", ("host-created-tensor",)
+    ),
     Fault("copies", "cache_copied_for_each_token", "A cache of keys grows by torch.cat.", ("growing-work",)),
     Fault("host", "loss_read_in_step", "Each layer's mean is read by the host.", ("host-synchronisation",)),
     Fault("host", "synchronised_layers", "The host waits for the device after each layer.", ("host-synchronisation",)),

@@ -40,7 +40,7 @@ class Setting:
 
     def stream(self) -> torch.cuda.Stream | None:
         """A new queue of the device; None on the CPU, which has none."""
-        return torch.cuda.Stream(self.device) if self.on_cuda else None
+        return torch.cuda.Stream(self.device) if self.on_cuda else None  # type: ignore[no-untyped-call]
 
     def host_batch(self, *shape: int, pinned: bool) -> torch.Tensor:
         """Random numbers in the host's memory, page-locked if asked and if there is a device to pin for."""
