@@ -33,7 +33,6 @@ ZOO: Final = (
     "sample_by_sample",
     "expert_by_expert",
     "layouts_to_and_fro",
-    "double_precision",
     "casts_to_and_fro",
     "clipping_one_by_one",
     "gradients_set_to_zero",
@@ -41,7 +40,6 @@ ZOO: Final = (
     "padded_batches",
     "requests_one_by_one",
     "cache_grown_by_cat",
-    "weights_dequantised_each_step",
 )
 """Programs of the zoo that mean something on a device: all their tensors are made by torch, in one process."""
 WORKLOADS: Final = ("gpt2", "resnet50", "encoder", "unet", "dlrm")
