@@ -53,6 +53,7 @@ def test_whatever_becomes_of_an_item_the_others_are_done(tmp_path: Path) -> None
     page = (out / "summary.md").read_text()
     assert page.index("faults/wrong") < page.index("faults/crashed")
     assert "| faults | 1 | 2 | 2 | 0 |" in page
+    assert "could not be put into words: KeyError" in page  # the result is none of the part's
 
 
 def test_what_is_done_is_not_repeated_and_what_failed_is(tmp_path: Path) -> None:
@@ -83,7 +84,8 @@ def test_an_interruption_keeps_what_is_done_and_ends_what_runs(tmp_path: Path, m
     good, hung, later = item("good", "counted", calls), item("hung", "hangs", number), item("later", "counted", calls)
 
     def interrupt() -> None:
-        while not number.exists() or not number.read_text():
+        until = time.monotonic() + 30
+        while time.monotonic() < until and not (number.exists() and number.read_text()):
             time.sleep(0.02)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
