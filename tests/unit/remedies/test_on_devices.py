@@ -80,8 +80,8 @@ def test_attention(device: str, dtype: torch.dtype, causal: bool) -> None:
     given = [torch.randn(2, 4, 33, 16, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
     weight = torch.randn(2, 4, 33, 16, device=device, dtype=dtype)
     answers: list[list[Tensor]] = []
-    function: Callable[..., Tensor]
-    for function in (attention, F.scaled_dot_product_attention):
+    functions: list[Callable[..., Tensor]] = [attention, F.scaled_dot_product_attention]
+    for function in functions:
         found = function(*given, is_causal=causal)
         answers.append([found.detach(), *torch.autograd.grad(found, given, weight)])
     for mine, plain in zip(*answers, strict=True):
@@ -314,7 +314,8 @@ def test_a_captured_step_is_quicker_than_its_launches() -> None:
     inputs = torch.randn(8, 64, device="cuda")
     graph = capture_step(lambda x: model(x))
     times: dict[str, list[float]] = {"plain": [], "graph": []}
-    for number, (name, run) in itertools.product(range(60), (("plain", model), ("graph", graph))):
+    runs: dict[str, Callable[[Tensor], Tensor]] = {"plain": model, "graph": graph}
+    for number, (name, run) in itertools.product(range(60), runs.items()):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
         for _ in range(5):
