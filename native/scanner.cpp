@@ -1,4 +1,5 @@
 // Scans the text of trace events into columns; src/stepscope/readers/kineto/scanned.py calls it and says what it returns.
+// Events of XLA's profiles, which are no text, are decoded in xplane_events.hpp.
 //
 // It reads only what is certain to mean the same to the Python reader. Anything else makes it refuse the text (it
 // returns None) or mark a group of events as odd; the Python reader then decodes these from the text. So it must never
@@ -23,6 +24,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "xplane_events.hpp"
+
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
 #define STEPSCOPE_SSE2
@@ -35,7 +38,7 @@ namespace {
 
 using std::string_view;
 
-constexpr long INTERFACE = 1;  // changes with what `scan` takes or returns, also in scanned.py
+constexpr long INTERFACE = 2;  // changes with what the functions take or return, also in scanned.py
 constexpr int64_t NO_INTEGER = std::numeric_limits<int64_t>::min();
 constexpr uint32_t NO_CODE = std::numeric_limits<uint32_t>::max();
 constexpr int64_t LATEST_US = (int64_t{1} << 61) / 1000 - 1;   // as LATEST_NS in events.py
@@ -973,7 +976,8 @@ std::vector<Kind> kinds_of(PyObject* given) {
 }
 
 // The scan itself, without the interpreter's lock; whether the text was accepted.
-bool run_unlocked(Scanner& scanner) {
+template <class Scan>
+bool run_unlocked(Scan& scanner) {
     PyThreadState* state = PyEval_SaveThread();
     bool is_accepted = false, is_out_of_memory = false;
     try {
@@ -1006,10 +1010,34 @@ PyObject* scan(PyObject*, PyObject* arguments) {
     }
 }
 
+PyObject* xplane_events(PyObject*, PyObject* arguments) {
+    PyObject *data_object, *roles_object;
+    if (!PyArg_ParseTuple(arguments, "SS:xplane_events", &data_object, &roles_object)) return nullptr;
+    try {
+        const string_view data = view_of(data_object), written = view_of(roles_object);
+        std::vector<int64_t> roles(written.size() / sizeof(int64_t));
+        if (!roles.empty()) std::memcpy(roles.data(), written.data(), roles.size() * sizeof(int64_t));
+        xplane::Events events(reinterpret_cast<const uint8_t*>(data.data()), data.size(), roles);
+        if (!run_unlocked(events)) return none().release();
+        Owned statistics = tuple_of(bytes_of(events.stat_roles), bytes_of(events.stat_events), bytes_of(events.stat_tags),
+                                    bytes_of(events.stat_numbers), bytes_of(events.stat_contents));
+        Owned consumed(checked(PyLong_FromLongLong(events.consumed)));
+        return tuple_of(std::move(consumed), bytes_of(events.names), bytes_of(events.starts_ns), bytes_of(events.durations_ns),
+                        bytes_of(events.lasts), std::move(statistics)).release();
+    } catch (const PythonError&) {
+        return nullptr;
+    } catch (const std::exception&) {  // a container could not grow
+        return PyErr_NoMemory();
+    }
+}
+
 PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
      "scan(text, exact, kinds, instant) -> (events, end of the array or -1, needs exact, groups) or None\n--\n\n"
      "Scan comma-separated events into columns; None if the text must be read in another way."},
+    {"xplane_events", xplane_events, METH_VARARGS,
+     "xplane_events(data, roles) -> (bytes decoded, names, starts, durations, whether they last, statistics) or None\n--\n\n"
+     "Decode the events of a line into columns; None if they must be decoded in another way."},
     {nullptr, nullptr, 0, nullptr},
 };
 

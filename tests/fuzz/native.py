@@ -1,6 +1,7 @@
-"""`scripts/fuzz --native`: damaged texts for the compiled scanner alone, built with sanitizers, which end the process.
+"""`scripts/fuzz --native`: damaged inputs for the compiled scanner alone, built with sanitizers, which end the process.
 
-What the scanner accepts, msgspec must accept too, with as many events.
+What the scanner accepts of a text, msgspec must accept too, with as many events; what it accepts of an XLA profile, the
+Python reader must decode to the same.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from stepscope.readers.kineto.events import decode_events
 from tests.fuzz import seeds
 from tests.fuzz.containers import raw_bytes
 from tests.fuzz.values import changed_json
+from tests.property.event_runs import changed_run, check_run, runs
 from tests.property.spellings import respelled
 
 
@@ -28,12 +30,15 @@ def main() -> int:
     arguments = parser.parse_args()
     load(arguments.module)
     texts = [next(iter(case.files.values())) for case in (*seeds.kineto(), *seeds.chrome())]
+    event_runs = list(runs([next(iter(case.files.values())) for case in seeds.xplane()]))
     end = time.monotonic() + arguments.seconds
     tried = accepted = 0
     while time.monotonic() < end:
-        accepted += try_one(Random(f"native {arguments.seed} {tried}"), texts)
-        tried += 1
-    print(f"{tried:,} texts in {arguments.seconds:,.0f} seconds, seed {arguments.seed}; {accepted:,} were accepted")
+        random = Random(f"native {arguments.seed} {tried}")
+        accepted += try_one(random, texts)
+        accepted += check_run(random, changed_run(random, random.choice(event_runs)))
+        tried += 2
+    print(f"{tried:,} inputs in {arguments.seconds:,.0f} seconds, seed {arguments.seed}; {accepted:,} were accepted")
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from typing import TypeAlias
 
+from stepscope.readers.kineto.scanned import XplaneEvents
+
 _Coded: TypeAlias = tuple[bytes, bytes]
 """UInt32 codes, and the values that they number as a JSON list."""
 _Kinds: TypeAlias = tuple[tuple[tuple[bytes, ...], tuple[tuple[bytes, int], ...]], ...]
@@ -14,3 +16,4 @@ _Group: TypeAlias = tuple[bytes, bytes, bytes, _Rows | None]
 INTERFACE: int
 
 def scan(text: bytes, exact: bool, kinds: _Kinds, instant: bytes, /) -> tuple[int, int, bool, list[_Group]] | None: ...
+def xplane_events(data: bytes, roles: bytes, /) -> XplaneEvents | None: ...

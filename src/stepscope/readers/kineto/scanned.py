@@ -28,7 +28,7 @@ try:
 except ImportError:  # it was not built, and the Python reader serves
     _scanner = None  # type: ignore[assignment]
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """What the scanner takes and returns; native/scanner.cpp has the same number."""
 INSTANT: Final = "[memory]"
 _TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
@@ -67,6 +67,8 @@ _NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
 _MOST_COMBINATIONS: Final = 2**18
 _CodeArray: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
+XplaneEvents: TypeAlias = tuple[int, bytes, bytes, bytes, bytes, tuple[bytes, bytes, bytes, bytes, bytes]]
+"""Bytes decoded; names, starts, durations and whether they last; role, event, tag, number and content of statistics."""
 
 
 class Coded(NamedTuple):
@@ -265,6 +267,11 @@ def scan(text: bytes, *, exact: bool) -> Scan | None:
     except DECODE_ERRORS:
         return None
     return Scan(count, None if end < 0 else end, exact, complete, memory, flows, others)
+
+
+def xplane_events(data: bytes, roles: bytes) -> XplaneEvents | None:
+    """Decode the events of a line of an XLA profile; None if Python must do it, or without a scanner."""
+    return _scanner.xplane_events(data, roles) if is_built() else None
 
 
 def _table(phase: bytes, category: str) -> str:
