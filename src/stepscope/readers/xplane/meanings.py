@@ -425,6 +425,7 @@ class UnclearFiles:
 
 
 _SLOTS: Final = 4096
+_FIRST_UNKNOWN: Final = 64
 _MIXING: Final = np.array([[1], [31], [17]])
 
 
@@ -460,15 +461,17 @@ class Origins:
         module = batch.texts(role["hlo_module"], self._words)
         keys = np.stack([row[events], program[events], module[events]])
         slots = (keys * _MIXING).sum(axis=0) & (_SLOTS - 1)
-        rows = self._row_of_slot[slots]
-        unknown = np.flatnonzero((self._key_of_slot[:, slots] != keys).any(axis=0))
-        if unknown.size:
-            rows[unknown] = [
-                self._row(tuple(key), int(event), has_program, operation)
-                for key, event in zip(keys[:, unknown].T.tolist(), events[unknown].tolist(), strict=True)
+        rows = np.zeros(len(events), np.int64)
+        left, size = np.arange(len(events)), _FIRST_UNKNOWN
+        while left.size:
+            rows[left] = self._row_of_slot[slots[left]]
+            left = left[(self._key_of_slot[:, slots[left]] != keys[:, left]).any(axis=0)]
+            some, left, size = left[:size], left[size:], size * 4  # more and more, since these may make others known
+            rows[some] = [
+                self._row(tuple(key), event, has_program, operation)
+                for key, event in zip(keys[:, some].T.tolist(), events[some].tolist(), strict=True)
             ]
-            self._key_of_slot[:, slots[unknown]] = keys[:, unknown]
-            self._row_of_slot[slots[unknown]] = rows[unknown]
+            self._key_of_slot[:, slots[some]], self._row_of_slot[slots[some]] = keys[:, some], rows[some]
         values = np.array(self._codes, np.uint32)[rows]
         stack, scope = (np.full(len(chosen), NO_CODE, np.uint32) for _ in range(2))
         stack[compiled], scope[compiled] = values[:, 0], values[:, 1]
