@@ -2,7 +2,7 @@
 
 from typing import TypeAlias
 
-from stepscope.readers.kineto.scanned import XplaneEvents
+from stepscope.readers.kineto.scanned import SqliteRows, XplaneEvents
 
 _Coded: TypeAlias = tuple[bytes, bytes]
 """UInt32 codes, and the values that they number as a JSON list."""
@@ -16,4 +16,7 @@ _Group: TypeAlias = tuple[bytes, bytes, bytes, _Rows | None]
 INTERFACE: int
 
 def scan(text: bytes, exact: bool, kinds: _Kinds, instant: bytes, /) -> tuple[int, int, bool, list[_Group]] | None: ...
+def sqlite_rows(
+    pages: bytes, page_size: int, usable: int, wanted: tuple[tuple[int, bool], ...], skip: int, most: int, /
+) -> SqliteRows | None: ...
 def xplane_events(data: bytes, roles: bytes, /) -> XplaneEvents | None: ...

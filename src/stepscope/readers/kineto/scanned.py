@@ -56,10 +56,10 @@ _KINDS: Final = tuple(
     )
     for table, categories, _ in _TABLES
 )
-_NO_INTEGER: Final = np.iinfo(np.int64).min
+NO_INTEGER: Final = np.iinfo(np.int64).min
 _NO_CODE: Final = np.iinfo(np.uint32).max
 _NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
-    np.dtype(np.int64): (np.int64(_NO_INTEGER), pl.Series([None], dtype=pl.Int64)),
+    np.dtype(np.int64): (np.int64(NO_INTEGER), pl.Series([None], dtype=pl.Int64)),
     np.dtype(np.uint32): (np.uint32(_NO_CODE), pl.Series([None], dtype=pl.UInt32)),
     np.dtype(np.float64): (None, pl.Series([None], dtype=pl.Float64)),
 }
@@ -69,6 +69,8 @@ _CodeArray: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
 XplaneEvents: TypeAlias = tuple[int, bytes, bytes, bytes, bytes, tuple[bytes, bytes, bytes, bytes, bytes]]
 """Bytes decoded; names, starts, durations and whether they last; role, event, tag, number and content of statistics."""
+SqliteRows: TypeAlias = tuple[int, tuple[bytes | list[str | None], ...], int, int]
+"""Number of rows, columns (Int64 with `NO_INTEGER` for null, or texts), and page and cell of the next row."""
 
 
 class Coded(NamedTuple):
@@ -175,22 +177,22 @@ class Rows:
 
     def has(self, name: str) -> bool:
         """Whether a field of integers has any value."""
-        return bool((self.integers(name) != _NO_INTEGER).any())
+        return bool((self.integers(name) != NO_INTEGER).any())
 
     def coded(self, name: str) -> Coded:
         column = self._fields[name]
         return column if isinstance(column, Coded) else Coded(np.full(len(self), _NO_CODE, np.uint32), ())
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
-        """Return a field's values, `_NO_INTEGER` for null; fractions are cut off."""
+        """Return a field's values, `NO_INTEGER` for null; fractions are cut off."""
         column = self._fields[name]
         if column is None:
-            return np.full(len(self), _NO_INTEGER)
+            return np.full(len(self), NO_INTEGER)
         if isinstance(column, Coded):
-            return column.translated(_whole_numbers, _NO_INTEGER, np.int64)  # type: ignore[no-any-return]
+            return column.translated(_whole_numbers, NO_INTEGER, np.int64)  # type: ignore[no-any-return]
         if column.dtype == np.float64:
             missing = np.isnan(column)
-            return np.where(missing, _NO_INTEGER, np.where(missing, 0, column).astype(np.int64))
+            return np.where(missing, NO_INTEGER, np.where(missing, 0, column).astype(np.int64))
         return column
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
@@ -201,7 +203,7 @@ class Rows:
 
 def _whole_numbers(values: Sequence[Any]) -> list[int]:
     numbers = map(arguments.integer, values)
-    return [_NO_INTEGER if number is None else number for number in numbers]
+    return [NO_INTEGER if number is None else number for number in numbers]
 
 
 @dataclass(frozen=True)
@@ -274,6 +276,18 @@ def xplane_events(data: bytes, roles: bytes) -> XplaneEvents | None:
     return _scanner.xplane_events(data, roles) if is_built() else None
 
 
+def sqlite_rows(
+    pages: bytes, page_size: int, usable: int, wanted: tuple[tuple[int, bool], ...], skip: int, most: int
+) -> SqliteRows | None:
+    """Decode up to `most` rows from leaf pages after the first `skip`; None if SQLite must do it, or without a scanner.
+
+    Args:
+        usable: bytes of a page without those reserved at its end.
+        wanted: place in the record, in this order, and whether it is text.
+    """
+    return _scanner.sqlite_rows(pages, page_size, usable, wanted, skip, most) if is_built() else None
+
+
 def _table(phase: bytes, category: str) -> str:
     if phase == b"X":
         return next(table for table, categories, _ in _TABLES if category in categories)
@@ -344,9 +358,9 @@ class RowTables:
 
     def memory(self, rows: Rows) -> pl.DataFrame:
         kinds, devices = rows.integers("device_type"), rows.integers("device_id")
-        is_host = (kinds == 0) | (kinds == _NO_INTEGER) | (devices == -1) | (devices == _NO_INTEGER)
-        different, place = np.unique(np.where(is_host, _NO_INTEGER, devices), return_inverse=True)
-        words = ["cpu" if each == _NO_INTEGER else str(each) for each in different.tolist()]
+        is_host = (kinds == 0) | (kinds == NO_INTEGER) | (devices == -1) | (devices == NO_INTEGER)
+        different, place = np.unique(np.where(is_host, NO_INTEGER, devices), return_inverse=True)
+        words = ["cpu" if each == NO_INTEGER else str(each) for each in different.tolist()]
         numbers = ("address", "bytes", "total_allocated", "total_reserved")
         return with_nulls(
             {
@@ -432,11 +446,11 @@ def _queue(lane: tuple[int | str, int | str], device: Any, stream: Any) -> tuple
 
 
 def _either(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.where(first == _NO_INTEGER, second, first)
+    return np.where(first == NO_INTEGER, second, first)
 
 
 def with_nulls(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
-    """Build a frame in which `_NO_INTEGER`, `_NO_CODE` and NaN are null."""
+    """Build a frame in which `NO_INTEGER`, `_NO_CODE` and NaN are null."""
     return pl.DataFrame([_with_nulls(name, values) for name, values in columns.items()])
 
 
