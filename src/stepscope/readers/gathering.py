@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -147,8 +148,11 @@ def _has_usual_times(frame: pl.DataFrame) -> bool:
 
 def fitting(name: str, values: pl.Series | Sequence[int | None], dtype: Any, damage: Counter[str]) -> pl.Series:
     """Cast numbers to their column's type; those that do not fit become null and are counted in `damage`."""
+    if not isinstance(values, pl.Series):
+        with contextlib.suppress(TypeError, OverflowError, pl.exceptions.PolarsError):
+            return pl.Series(values, dtype=dtype, strict=True)  # all fit
     column = values if isinstance(values, pl.Series) else pl.Series(values, dtype=pl.Int128, strict=False)
-    if column is not values and (lost := column.null_count() - sum(value is None for value in values)):
+    if column is not values and (lost := column.null_count() - list(values).count(None)):
         damage[f"number_out_of_range:{name}"] += lost
     if column.dtype == dtype:
         return column
