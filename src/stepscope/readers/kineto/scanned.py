@@ -31,13 +31,14 @@ except ImportError:  # it was not built, and the Python reader serves
 INTERFACE: Final = 2
 """What the scanner takes and returns; native/scanner.cpp has the same number."""
 INSTANT: Final = "[memory]"
-_TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
+TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
     ("operators", arguments.OPERATOR_CATEGORIES, arguments.Operator),
     ("launches", arguments.LAUNCH_CATEGORIES, arguments.Launch),
     ("device_work", arguments.DEVICE_CATEGORIES, arguments.DeviceWork),
     ("frames", arguments.FRAME_CATEGORIES, arguments.Frame),
     ("memory", frozenset(), arguments.Memory),
 )
+"""Tables, the categories of their events, and their arguments; last are those of instants."""
 _TYPES: Final = (
     arguments.OptionalInt,
     arguments.OptionalNumber,
@@ -48,14 +49,6 @@ _TYPES: Final = (
 )
 """Types of fields, in the order of `FieldType` in native/scanner.cpp; an `Any` is left to the Python reader."""
 _DTYPES: Final = (np.int64, np.float64)
-_FIELDS: Final = {table: msgspec.structs.fields(kind) for table, _, kind in _TABLES}
-_KINDS: Final = tuple(
-    (
-        tuple(category.encode() for category in sorted(categories)),
-        tuple((field.encode_name.encode(), _TYPES.index(field.type)) for field in _FIELDS[table]),
-    )
-    for table, categories, _ in _TABLES
-)
 NO_INTEGER: Final = np.iinfo(np.int64).min
 _NO_CODE: Final = np.iinfo(np.uint32).max
 _NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
@@ -83,6 +76,9 @@ class Coded(NamedTuple):
     codes: _CodeArray
     values: Sequence[Any]
     in_order: bool = True
+
+    def is_null(self) -> _Mask:
+        return np.equal(self.codes, _NO_CODE)
 
     def filtered(self, mask: _Mask) -> Coded:
         return Coded(self.codes[mask], self.values, in_order=False)
@@ -206,6 +202,27 @@ def _whole_numbers(values: Sequence[Any]) -> list[int]:
     return [NO_INTEGER if number is None else number for number in numbers]
 
 
+class Dialect:
+    """Which events the scanner makes rows of, for `scan`; `tables` as in TABLES."""
+
+    def __init__(self, tables: tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]) -> None:
+        self._tables = {category: table for table, categories, _ in tables for category in categories}
+        self.fields = {table: msgspec.structs.fields(kind) for table, _, kind in tables}
+        self.kinds = tuple(
+            (
+                tuple(category.encode() for category in sorted(categories)),
+                tuple((field.encode_name.encode(), _TYPES.index(field.type)) for field in self.fields[table]),
+            )
+            for table, categories, _ in tables
+        )
+
+    def table(self, phase: bytes, category: str) -> str:
+        return self._tables[category] if phase == b"X" else "memory" if phase == b"i" else ""
+
+
+KINETO: Final = Dialect(TABLES)
+
+
 @dataclass(frozen=True)
 class Scan:
     """The events of a text, those of each kind as rows or decoded.
@@ -236,16 +253,16 @@ def is_built() -> bool:
     return _scanner is not None and _scanner.INTERFACE == INTERFACE
 
 
-def scan(text: bytes, *, exact: bool) -> Scan | None:
+def scan(text: bytes, *, exact: bool, dialect: Dialect = KINETO) -> Scan | None:
     """Scan comma-separated events; None if they must be decoded in another way, or without a scanner."""
     if not is_built():
         return None
-    found = _scanner.scan(text, exact, _KINDS, INSTANT.encode())
+    found = _scanner.scan(text, exact, dialect.kinds, INSTANT.encode())
     if found is None:
         return None
     count, end, needs_exact, groups = found
     if needs_exact and not exact:
-        return scan(text, exact=True)
+        return scan(text, exact=True, dialect=dialect)
     complete: dict[str, Rows | list[Event]] = {}
     flows: dict[str, Rows] = {}
     memory = None
@@ -253,7 +270,7 @@ def scan(text: bytes, *, exact: bool) -> Scan | None:
     try:
         for phase, written, spans, columns in groups:
             category = msgspec.json.decode(written, type=str) if written else ""
-            rows = None if columns is None else _rows(_table(phase, category.lower()), columns)
+            rows = None if columns is None else _rows(dialect, dialect.table(phase, category.lower()), columns)
             if rows is None:
                 events = _decoded(text, spans, exact=exact)
                 if phase == b"X":
@@ -288,19 +305,13 @@ def sqlite_rows(
     return _scanner.sqlite_rows(pages, page_size, usable, wanted, skip, most) if is_built() else None
 
 
-def _table(phase: bytes, category: str) -> str:
-    if phase == b"X":
-        return next(table for table, categories, _ in _TABLES if category in categories)
-    return "memory" if phase == b"i" else ""
-
-
 def _decoded(text: bytes, spans: bytes, *, exact: bool) -> list[Event]:
     bounds = np.frombuffer(spans, np.uint32).tolist()
     pieces = [text[begin:end] for begin, end in zip(bounds[::2], bounds[1::2], strict=True)]
     return decode_events(b",".join(pieces), exact=exact)
 
 
-def _rows(table: str, columns: tuple[Any, ...]) -> Rows | None:
+def _rows(dialect: Dialect, table: str, columns: tuple[Any, ...]) -> Rows | None:
     """Build the rows of a table; None for what only `Columns` sorts into tables."""
     start, duration, names, lanes, values = columns
     lane_type = tuple[int | str, int | str]
@@ -308,7 +319,7 @@ def _rows(table: str, columns: tuple[Any, ...]) -> Rows | None:
     if table == "operators" and any(map(is_annotation, named.values)):
         return None
     fields: dict[str, _Column] = {}
-    for field, value in zip(_FIELDS.get(table, ()), values, strict=True):
+    for field, value in zip(dialect.fields.get(table, ()), values, strict=True):
         place = _TYPES.index(field.type)
         if value is None:
             fields[field.name] = None
@@ -337,24 +348,24 @@ class RowTables:
         self._damage = damage
 
     def slices(self, category: str, rows: Rows) -> pl.DataFrame:
-        if rows.table == "device_work":
-            specific = self._device_work(category, rows)
-        else:
-            build = {"operators": self._operators, "launches": self._launches, "frames": self._frames}[rows.table]
-            specific = build(rows)
         frame = with_nulls(
             {
                 "start_ns": rows.start_ns,
                 "duration_ns": rows.duration_ns,
-                "name": self._text(rows.names),
+                "name": self.text(rows.names),
                 "lane": self._lanes(rows),
-                **specific,
+                **self._arguments(category, rows),
             }
         )
         if rows.table == "device_work":
             registers = fitting("registers", frame["registers"], pl.Int32, self._damage)
             frame.replace_column(frame.get_column_index("registers"), registers)
         return frame
+
+    def _arguments(self, category: str, rows: Rows) -> dict[str, npt.NDArray[Any]]:
+        if rows.table == "device_work":
+            return self._device_work(category, rows)
+        return {"operators": self._operators, "launches": self._launches, "frames": self._frames}[rows.table](rows)
 
     def memory(self, rows: Rows) -> pl.DataFrame:
         kinds, devices = rows.integers("device_type"), rows.integers("device_id")
@@ -377,7 +388,7 @@ class RowTables:
                 "start_ns": rows.start_ns,
                 "lane": self._lanes(rows),
                 "end": np.full(len(rows), self._pool.numbers([end])[0], np.uint32),
-                "category": self._text(rows.names),
+                "category": self.text(rows.names),
                 "flow": np.array(self._pool.numbers(rows.duration_ns.tolist()), np.uint32),
             }
         )
@@ -386,13 +397,13 @@ class RowTables:
         return {
             **{name: rows.integers(name) for name in ("sequence_number", "forward_thread", "external_id")},
             **{name: self._raw(rows.coded(name)) for name in ("input_shapes", "input_types", "input_values")},
-            "call_stack": self._text(rows.coded("call_stack"), lambda stack: stack or None),
+            "call_stack": self.text(rows.coded("call_stack"), lambda stack: stack or None),
         }
 
     def _launches(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         return {
             "correlation": rows.integers("correlation"),
-            "kernel": self._text(rows.coded("kernel")),
+            "kernel": self.text(rows.coded("kernel")),
             "external_id": _either(rows.integers("external_id"), rows.integers("old_external_id")),
             "bytes": rows.integers("bytes"),
         }
@@ -407,9 +418,9 @@ class RowTables:
         for (lane, _, _), queue in zip(places.values, queues.values, strict=True):
             self._queues.setdefault(self._lane_of[lane], queue)
         return {
-            "kind": self._text(copies, lambda copy: arguments.device_work_kind(category, *copy)),
-            "device": self._text(queues, lambda queue: queue[0]),
-            "queue": self._text(queues, lambda queue: queue[1]),
+            "kind": self.text(copies, lambda copy: arguments.device_work_kind(category, *copy)),
+            "device": self.text(queues, lambda queue: queue[0]),
+            "queue": self.text(queues, lambda queue: queue[1]),
             "external_id": _either(rows.integers("external_id"), rows.integers("old_external_id")),
             "bytes": _either(rows.integers("bytes"), rows.integers("size")),
             "registers": rows.integers("registers"),
@@ -418,13 +429,13 @@ class RowTables:
             "correlation": rows.integers("correlation"),
             **{name: self._raw(rows.coded(name)) for name in ("grid", "block")},
             "blocks_per_multiprocessor": rows.numbers("blocks_per_multiprocessor"),
-            **{name: self._text(rows.coded(name)) for name in ("collective", "group")},
+            **{name: self.text(rows.coded(name)) for name in ("collective", "group")},
             **{name: rows.integers(name) for name in ("group_size", "message_elements")},
-            "message_type": self._text(rows.coded("message_type")),
+            "message_type": self.text(rows.coded("message_type")),
             "module": np.full(len(rows), _NO_CODE, np.uint32),  # the scanner leaves events that name one to `Columns`
         }
 
-    def _text(self, column: Coded, meaning: Callable[[Any], Any] | None = None) -> _CodeArray:
+    def text(self, column: Coded, meaning: Callable[[Any], Any] | None = None) -> _CodeArray:
         """Return the pool's indices of a column's values, or of what they mean."""
 
         def numbers(values: Sequence[Any]) -> list[int]:
