@@ -1,18 +1,19 @@
 """What recording costs: a step under stepscope's recorder beside a step under torch.profiler with the same options.
 
-    python benchmarks/recording_cost.py [--rounds 7] [--steps 20] [--cycles 100]
+    python benchmarks/recording_cost.py [--rounds 7] [--steps 20] [--cycles 100] [--device cuda --bound device]
 
-One process trains a small model. In every round its steps are timed without a profiler, under torch.profiler, and
-under the controller and recorder of `stepscope run`; the order changes from round to round, and printed are the
-medians over the rounds and of the ratios to torch.profiler. The line records, which torch.profiler does not have, are
-measured on their own, beside its stacks. At the end, recordings are started and stopped many times over, and the
-growth of the process's memory is printed.
+One process trains a small model (with `--bound device` one whose kernels take longer than their launches). In every
+round its steps are timed without a profiler, under torch.profiler, and under the controller and recorder of
+`stepscope run`; the order changes from round to round, and printed are the medians over the rounds and of the ratios
+to torch.profiler. The line records, which torch.profiler does not have, are measured on their own, beside its stacks.
+At the end, recordings are started and stopped many times over, and the growth of the process's memory is printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import statistics
 import tempfile
@@ -33,14 +34,14 @@ WITH_LINES = RecordOptions(lines=True)
 MIB = 2**20
 
 
-def training_step() -> Callable[[], None]:
-    """A step of many small operators, on which a profiler costs most."""
+def training_step(device: torch.device, width: int, rows: int) -> Callable[[], None]:
+    """A step of many operators, the smaller the more a profiler costs."""
     torch.manual_seed(0)
-    block = (lambda: torch.nn.Linear(128, 128), torch.nn.GELU, lambda: torch.nn.LayerNorm(128))
+    block = (lambda: torch.nn.Linear(width, width), torch.nn.GELU, lambda: torch.nn.LayerNorm(width))
     layers = [make() for _ in range(12) for make in block]
-    model = torch.nn.Sequential(*layers)
+    model = torch.nn.Sequential(*layers).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    batch = torch.randn(32, 128)
+    batch = torch.randn(rows, width, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -51,12 +52,19 @@ def training_step() -> Callable[[], None]:
 
 
 def timed(step: Callable[[], None], steps: int, after_step: Callable[[], None]) -> float:
-    """Milliseconds a step takes."""
+    """Milliseconds a step takes; the device has finished its work at both ends."""
+    finish()
     began = time.perf_counter()
     for _ in range(steps):
         step()
         after_step()
+    finish()
     return (time.perf_counter() - began) / steps * 1000
+
+
+def finish() -> None:
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
 
 
 def under_nothing(step: Callable[[], None], steps: int) -> float:
@@ -66,7 +74,7 @@ def under_nothing(step: Callable[[], None], steps: int) -> float:
 def under_torch(step: Callable[[], None], steps: int, with_stack: bool = False) -> float:
     """torch.profiler with the options that `SAME_OPTIONS` stands for."""
     profiler = torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
+        activities=[*torch.profiler.supported_activities()],
         record_shapes=True,
         profile_memory=True,
         with_stack=with_stack,
@@ -134,9 +142,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--cycles", type=int, default=100)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bound", choices=("launch", "device"), default="launch", help="what limits the step")
+    parser.add_argument("--tiny", action="store_true", help="a small step whatever limits it")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures too")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    step = training_step()
+    large = options.bound == "device" and not options.tiny
+    step = training_step(torch.device(options.device), *((4096, 8192) if large else (128, 32)))
     kinds = {
         "no profiler": under_nothing,
         "torch.profiler": under_torch,
@@ -151,12 +164,15 @@ def main() -> None:
         names = list(kinds)[number % len(kinds) :] + list(kinds)[: number % len(kinds)]
         for name in names:
             times[name].append(kinds[name](step, options.steps))
+    if options.json:
+        medians = {name: statistics.median(taken) for name, taken in times.items()}
+        options.json.write_text(json.dumps({"ms": medians, "rounds": options.rounds, "steps": options.steps}))
     print("| | ms a step | of torch.profiler |")
     print("|---|---:|---:|")
     for name, taken in times.items():
         ratios = [mine / theirs for mine, theirs in zip(taken, times["torch.profiler"], strict=True)]
         print(f"| {name} | {statistics.median(taken):.2f} | {statistics.median(ratios):.3f} |")
-    for save in (False, True):
+    for save in (False, True) if options.cycles else ():
         grown = leak_mib(step, options.cycles, save)
         print(f"\n{options.cycles} recordings, {'saved' if save else 'thrown away'}: {grown:+.1f} MiB")
 

@@ -5,6 +5,7 @@ Times are int64 nanoseconds on the file's clock; `assembly` shifts them to the s
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
@@ -411,10 +412,20 @@ class Columns:
                 "lane": self._lane_codes(events),
                 "end": self.pool.codes([end] * len(events)),
                 "category": self.pool.codes([event.cat for event in events]),
-                "flow": self.pool.optional_codes([event.id for event in events]),
+                "flow": arguments.integers([self._flow_number(event.id) for event in events]),
             }
         )
         _append(batch, "flows", frame.filter(pl.Series(fits)))
+
+    def _flow_number(self, written: int | str | None) -> int | None:
+        """Return a flow's id if it is an integer, else a number far from those that profilers give."""
+        if written is None:
+            return None
+        with contextlib.suppress(ValueError):
+            number = int(written)
+            if abs(number) < 2**63 and str(number) == str(written):
+                return number
+        return 2**62 + int(self.pool.numbers([written])[0])
 
     def _flow_rows(self, end: str, rows: Rows, batch: Batch) -> None:
         if self._has_correlation:

@@ -389,7 +389,7 @@ class RowTables:
                 "lane": self._lanes(rows),
                 "end": np.full(len(rows), self._pool.numbers([end])[0], np.uint32),
                 "category": self.text(rows.names),
-                "flow": np.array(self._pool.numbers(rows.duration_ns.tolist()), np.uint32),
+                "flow": rows.duration_ns,
             }
         )
 
