@@ -42,35 +42,45 @@ _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
     (b"%PDF", "a PDF document, not a trace"),
 )
-_BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
+_BY_TEXT: Final[tuple[tuple[tuple[bytes, ...], re.Pattern[bytes], str], ...]] = (
     (
+        (b"chakra", b'"nodes"'),
         re.compile(rb'\A\{\s*"schema"\s*:\s*"[^"]*chakra|"nodes"\s*:\s*\['),
         "a PyTorch execution trace (a graph of operators without device times), not a profiler trace: "
         "record one with torch.profiler.profile and export_chrome_trace",
     ),
     (
+        (),
         re.compile(rb"\A\[\s*\[\s*-?\d"),
         "a memory timeline (lists of times and sizes), not a profiler trace: "
         "record one with torch.profiler.profile and export_chrome_trace",
     ),
-    (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
-    (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
     (
+        (b"speedscope",),
+        re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'),
+        "a speedscope profile, not a trace",
+    ),
+    ((), re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
+    (
+        (),
         re.compile(rb'\A\[\s*\{\s*"metric_name"\s*:'),
         "a metrics file of Intel Gaudi, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --gaudi-metrics FILE",
     ),
     (
+        (b"TotalSamples: ",),
         re.compile(rb"^Metric: \w+\s*\n\s+TotalSamples: \d", re.MULTILINE),
         "a metrics report of PyTorch/XLA, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --xla-metrics FILE",
     ),
     (
+        (b" Analysis: ", b"pt-xla-profiler: "),
         re.compile(rb"^(?:Compilation|Execution) Analysis: |^pt-xla-profiler: ", re.MULTILINE),
         "debugging output of PyTorch/XLA, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --xla-debug-log FILE",
     ),
     (
+        (b"CPU fallback ", b"Frequency of op and op name"),
         re.compile(
             rb"^[^\n\"{]{0,200}CPU fallback [\w:.]+ : |^Frequency of op and op name that were executed on CPU",
             re.MULTILINE,
@@ -79,11 +89,13 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
         "stepscope diagnose TRACE --fallback-log FILE",
     ),
     (
+        (),
         re.compile(rb"\A(?:\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [^\n]{1,400}\] \{"),
         "a log of torch.compile, not a trace: give it beside one, with stepscope diagnose TRACE --compile-log FILE",
     ),
-    (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
+    ((), re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
 )
+"""Words of which the text has one, none if any text may match; the pattern, slow on long text; and what it is."""
 
 
 def what_it_is(head: bytes) -> str | None:
@@ -96,7 +108,14 @@ def what_it_is(head: bytes) -> str | None:
     text = text_of(head)
     if b'"traceEvents"' in text:
         return None
-    return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)
+    return next(
+        (
+            name
+            for words, pattern, name in _BY_TEXT
+            if (not words or any(word in text for word in words)) and pattern.search(text)
+        ),
+        None,
+    )
 
 
 def what_its_name_says(name: str, head: bytes) -> str | None:
