@@ -1,7 +1,7 @@
 """What `stepscope diagnose` takes, as a process: the first time, again with other settings, and unchanged; its peers.
 
     python benchmarks/diagnose_speed.py [--megabytes 10 100] [--runs 5] [--phases] [--directory DIR] [--json FILE]
-                                        [--hta PYTHON] [--tb-profiler PYTHON] [--tracelens PYTHON]
+                                        [--hta PYTHON] [--tb-profiler PYTHON] [--tracelens PYTHON] [--exports]
 
 Traces are long_trace.py's. "first" reads the file with an empty cache, "kept" finds its tables in the cache but asks
 something new (another --top), "again" is the same command once more, whose answer is kept. Figures are medians of the
@@ -15,6 +15,9 @@ and AMD's TraceLens. One that takes more than 15 minutes or fails is not run aga
 --phases also runs the command once in a process of its own and prints where its CPU seconds and its memory go:
 imports, reading, each analysis that a `View` keeps, each rule's own work, each rule's replays and rendering. What a
 rule asks first is counted for what it asked, not for the rule. Looking takes time too, about 30 us a phase begun.
+
+--exports also writes each export, and the page, of a trace whose tables are cached, and prints how large it is, beside
+a command that opens the trace and shows one small table.
 """
 
 from __future__ import annotations
@@ -138,6 +141,27 @@ def runs(trace: Path, count: int, peers: dict[str, str]) -> dict[str, dict[str, 
         if way not in failed
     }
     return {**medians, **failed}
+
+
+def print_exports(trace: Path) -> None:
+    """A table of what each export takes, and of the page."""
+    from stepscope.commands.read.export import FORMATS
+
+    print(f"\n| {trace.name} | CPU s | MiB | written MB |\n|---|---:|---:|---:|")
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "STEPSCOPE_CACHE_DIR": cache, "PYTHONPATH": str(ROOT / "src")}
+        stepscope(["query", str(trace), "SELECT count(*) FROM lanes"], environment)
+        asked = {"opening": ["query", str(trace), "SELECT max(lane) FROM lanes"]}
+        asked |= {name: ["export", str(trace), f"{folder}/{name}", "--format", name] for name in FORMATS}
+        asked["diagnose, no page"] = ["diagnose", str(trace)]
+        asked["diagnose --html"] = ["diagnose", str(trace), "--html", f"{folder}/page.html"]
+        for name, words in asked.items():
+            figures = stepscope(words, environment)
+            made = [each for each in Path(folder).rglob("*") if each.is_file()]
+            size = sum(each.stat().st_size for each in made) / 1e6
+            print(f"| {name} | {figures['cpu_s']:.2f} | {figures['mib']:,.0f} | {size:,.1f} |", flush=True)
+            for each in made:
+                each.unlink()
 
 
 def memory_mib() -> tuple[float, float]:
@@ -273,6 +297,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100])
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--phases", action="store_true")
+    parser.add_argument("--exports", action="store_true")
     parser.add_argument("--directory", type=Path, help="keep the traces here")
     parser.add_argument("--json", type=Path)
     for key, (name, _) in PEERS.items():
@@ -291,7 +316,7 @@ def main() -> None:
                 write_long_trace(trace, megabytes * 10**6)
             os.utime(trace, (0, 0))
             time.sleep(3)  # an answer about a file that just changed is not kept
-            found: dict[str, Any] = {**runs(trace, arguments.runs, peers)}
+            found: dict[str, Any] = {**runs(trace, arguments.runs, peers)} if arguments.runs else {}
             for way, figures in found.items():
                 row = f"{figures} | | "
                 if not isinstance(figures, str):
@@ -302,6 +327,8 @@ def main() -> None:
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 found["phases"] = json.loads(done.stdout)
             results[str(megabytes)] = found
+            if arguments.exports:
+                print_exports(trace)
         for megabytes, found in results.items():
             if "phases" in found:
                 print_phases(megabytes, found["phases"])
