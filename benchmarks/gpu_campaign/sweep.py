@@ -99,24 +99,24 @@ class Sweep:
                 return
             operation, sizes, work = case
             with _tf32(number_type == "tf32"):
-                timed = self._timed(work)
+                timed = self._timed(work, may_capture=kind != "copy")
         except (RuntimeError, NotImplementedError, ValueError) as error:
             self.failures[f"{kind} {number_type}: {str(error).split(chr(10))[0][:80]}"] += 1
             if "CUDA error" in str(error):  # the device answers no more in this process
                 self.save()
                 raise
             return
-        self.rows.append((kind, operation, number_type, list(sizes), *timed))
+        self.rows.append((kind, operation, "bytes" if kind == "copy" else number_type, list(sizes), *timed))
 
-    def _timed(self, work: Work) -> tuple[int, int, int, int, bool]:
+    def _timed(self, work: Work, *, may_capture: bool) -> tuple[int, int, int, int, bool]:
         for _ in range(2):
             work()
         once = self._group(work, 1)
         calls = max(1, min(200, round(GROUP_NS / max(once, 1.0))))
         in_graph = False
         run: Work = work
-        if once < SHORT_NS and self.device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # such as copies from memory that is not pinned
+        if may_capture and once < SHORT_NS and self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # what cannot be captured
                 run, in_graph = _captured(work, calls), True
         times = [self._group(run, 1 if in_graph else calls) / calls for _ in range(GROUPS)]
         return round(statistics.median(times)), round(min(times)), round(max(times)), calls, in_graph

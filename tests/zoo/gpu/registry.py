@@ -26,6 +26,7 @@ class Fault:
         rules: identifiers of the rules of which one should come first; none where no rule is about it.
         needs: modules beyond torch without which there is no such program.
         capability: least compute capability of the device that the twin needs.
+        is_note: True where the rule promises nothing, so that it need not come first to be right.
         has_place: False where no line is the right one.
     """
 
@@ -35,6 +36,7 @@ class Fault:
     rules: tuple[str, ...]
     needs: tuple[str, ...] = ()
     capability: tuple[int, int] = (0, 0)
+    is_note: bool = False
     has_place: bool = True
 
     @property
@@ -108,10 +110,11 @@ FAULTS: Final = (
     ),
     Fault(
         "kernels",
-        "products_that_fp8_could_do",
-        "Large products in bf16 on a device with FP8.",
-        ("low-precision", "inefficient-kernel"),
+        "weights_that_fp8_could_hold",
+        "Tokens are decoded with weights in bf16 on a device with FP8.",
+        ("low-precision",),
         capability=(8, 9),
+        is_note=True,
     ),
     Fault(
         "kernels",
