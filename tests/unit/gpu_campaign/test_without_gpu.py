@@ -121,7 +121,7 @@ def test_the_device_is_described_and_loaded(tmp_path: Path, monkeypatch: pytest.
     with fake_cuda():
         assert environment.machine(at, "")["nccl"] == "2.27.3"
         phases = prediction.power(at, "")["phases"]
-        assert prediction.sweep(at, "")["failures"] == {}
+        assert sweep.swept(at, "")["failures"] == {}
 
     assert phases["products"]["power_w"] == {"low": 90.0, "median": 95.0, "high": 100.0}
     assert phases["idle"]["throttle_reasons"] == {"seen": [0, 4]}

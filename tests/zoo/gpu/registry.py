@@ -46,17 +46,21 @@ class Fault:
 
     @property
     def lines(self) -> frozenset[tuple[str, int]]:
-        """File and number of each marked line of the function."""
+        """File and number of each line that is marked: of the function, and in setting.py those that name it."""
         text = self.path.read_text(encoding="utf-8")
         found = next(
             node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == self.name
         )
-        numbered = enumerate(text.splitlines(), 1)
-        return frozenset(
+        own = {
             (self.path.name, number)
-            for number, line in numbered
+            for number, line in enumerate(text.splitlines(), 1)
             if found.lineno <= number <= (found.end_lineno or 0) and line.endswith(MARK)
-        )
+        }
+        shared = (FOLDER / "setting.py").read_text(encoding="utf-8").splitlines()
+        named = {
+            ("setting.py", number) for number, line in enumerate(shared, 1) if line.endswith(f"{MARK}: {self.name}")
+        }
+        return frozenset(own | named)
 
 
 FAULTS: Final = (
