@@ -93,7 +93,7 @@ def recorded(script: Path, kind: str) -> Path:
 
 
 def diagnosed(trace: Path) -> dict[str, Any]:
-    outcome = run_here("diagnose", trace, "--json", "-", "--all")
+    outcome = run_here("diagnose", trace, "--json", "-", "--all", "--top", "0")
     assert (outcome.code, outcome.err) == (0, "")
     report: dict[str, Any] = json.loads(outcome.out)
     return report
