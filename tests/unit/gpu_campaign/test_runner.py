@@ -117,7 +117,7 @@ def test_no_item_begins_when_the_time_is_over(tmp_path: Path) -> None:
     [
         ("ValueError: it is Tuesday", "ValueError: it is Tuesday"),
         (
-            "ProgramFailed: python x ended with 1:\n  File 3\ntorch.OutOfMemoryError: no room\nstepscope: nothing was recorded",
+            "ProgramFailed: x ended with 1:\n  File 3\ntorch.OutOfMemoryError: no room\nstepscope: nothing",
             "torch.OutOfMemoryError: no room",
         ),
         ("ProgramFailed: python x ended with 2:\nstepscope: '1' is not a number", "stepscope: '1' is not a number"),
