@@ -65,7 +65,8 @@ def _versions(results: Results, machine: dict[str, Any]) -> Iterator[str]:
     yield f"Begun {about.get('began')}, stepscope at commit {about.get('commit') or 'unknown'}."
     if machine:
         packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
-        yield f"Python {machine.get('python')} on {machine.get('system')}, CUDA {machine.get('cuda')}; {packages}."
+        cuda = machine.get("cuda") or "none"
+        yield f"Python {machine.get('python')} on {machine.get('system')}, CUDA {cuda}; {packages}."
     if driver := machine.get("driver"):
         yield f"\n    {driver.replace(chr(10), chr(10) + '    ')}"
 

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 from stepscope.remedies import capture_step
-from tests.zoo.gpu.setting import Setting, Step, training_step
+from tests.zoo.gpu.setting import Setting, Step, adamw, training_step
 from tests.zoo.models import GPT, mlp
 
 
@@ -72,7 +72,7 @@ def small_model(at: Setting) -> Step:
     width, rows = at.size(64, 8), at.size(64, 4)
     batch = torch.randn(rows, width)
     model = mlp(width, width, at.size(60, 3), 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=at.on_cuda)
+    optimizer = adamw(model, capturable=at.on_cuda)
 
     def train(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
