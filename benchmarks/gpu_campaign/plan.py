@@ -110,7 +110,7 @@ class Item:
         return [name for name in self.needs if find_spec(name) is None]
 
 
-RECORDING: Final = ("msgspec", "isal", "xxhash", "polars", "zstandard")
+RECORDING: Final = ("msgspec", "isal", "xxhash", "polars", "zstandard", "platformdirs")
 """What recording and diagnosing need, of stepscope's dependencies."""
 
 

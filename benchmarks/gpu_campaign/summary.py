@@ -163,8 +163,10 @@ def _prediction(found: dict[str, Any]) -> Iterator[str]:
     elif phases:
         yield "No power was read: NVML answered nothing (is nvidia-ml-py there?)."
     workloads = [name for name in found if name not in ("sweep", "power")]
+    if workloads and phases:
+        yield ""
     if workloads:
-        yield f"\nRecorded, with traces: {', '.join(workloads)}."
+        yield f"Recorded, with traces: {', '.join(workloads)}."
 
 
 def power_table(phases: dict[str, Any]) -> Iterator[str]:

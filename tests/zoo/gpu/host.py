@@ -144,17 +144,25 @@ def small_all_reduces(at: Setting) -> Step:
 
 def graph_breaks(at: Setting) -> Step:
     width, rows = at.size(256, 8), at.size(512, 4)
-    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(at.size(6, 2)))
+    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
     batch = torch.randn(rows, width)
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        for layer in layers:
-            x = torch.relu(layer(x))
-        if at.fault:
-            torch._dynamo.graph_break()  # planted
+    def part(x: torch.Tensor) -> torch.Tensor:
         for layer in layers:
             x = torch.relu(layer(x))
         return x
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        return part(x)
 
     compiled = torch.compile(compute, backend="inductor" if at.on_cuda else "eager")
 
@@ -173,7 +181,7 @@ def dynamic_shapes(at: Setting) -> Step:
     torch._dynamo.config.recompile_limit = len(batches) + 1
     numbers = itertools.count()
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
+    def compute(x: torch.Tensor) -> torch.Tensor:  # planted
         for layer in layers:
             x = torch.relu(layer(x))
         return x
