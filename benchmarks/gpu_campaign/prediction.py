@@ -106,7 +106,7 @@ def sweep(at: At, _: str) -> dict[str, Any]:
     from benchmarks.gpu_campaign.sweep import Sweep
 
     device = torch.device(at.device)
-    largest = 1 << 16
+    largest = 1 << 17
     if not at.is_dry:
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 << 30
         largest = min(1 << 28, free // 64)

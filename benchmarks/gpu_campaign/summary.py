@@ -35,7 +35,11 @@ def lines(results: Results, items: Sequence[Item]) -> Iterator[str]:
         ("overhead", _overhead),
     ):
         if found := results.results(part):
-            yield from ("", f"## {part.capitalize()}", "", *told(found))
+            yield from ("", f"## {part.capitalize()}", "")
+            try:
+                yield from list(told(found))
+            except Exception as error:  # the campaign goes on, and summary.json has the figures
+                yield f"This part could not be put into words: {type(error).__name__}: {error}."
     yield from _troubles(results)
 
 

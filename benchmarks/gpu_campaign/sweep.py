@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import isqrt
 from pathlib import Path
 from typing import Any, Final
 
@@ -160,7 +161,7 @@ def _numbers(number_type: str, *shape: int) -> torch.Tensor:
 
 
 def _product(draw: random.Random, number_type: str, sweep: Sweep) -> Case:
-    m, n, k = (_size(draw, 16, 16384) for _ in range(3))
+    m, n, k = (_size(draw, 16, min(16384, isqrt(sweep.largest))) for _ in range(3))
     batch = draw.choice((1, 1, 1, 4, 16, 64)) if number_type != "fp8" else 1
     if max(m * n, m * k, n * k) * batch > sweep.largest or batch * m * n * k > 2**11 * sweep.largest:
         return None
@@ -183,7 +184,7 @@ def _attention(draw: random.Random, number_type: str, sweep: Sweep) -> Case:
     if number_type == "fp8":
         return None
     batch, heads, width = draw.choice((1, 4, 16)), draw.choice((8, 12, 16, 32)), draw.choice((64, 80, 128))
-    keys = _size(draw, 64, 8192)
+    keys = _size(draw, 64, min(8192, isqrt(sweep.largest)))
     queries = draw.choice((1, keys, keys))
     if batch * heads * keys * width > sweep.largest or batch * heads * queries * keys > 8 * sweep.largest:
         return None
@@ -208,7 +209,8 @@ def _attention(draw: random.Random, number_type: str, sweep: Sweep) -> Case:
 def _normalisation(draw: random.Random, number_type: str, sweep: Sweep) -> Case:
     if number_type in ("tf32", "fp8"):
         return None
-    rows, width = _size(draw, 64, 1 << 17), _size(draw, 64, 1 << 15)
+    most = isqrt(sweep.largest)
+    rows, width = _size(draw, 64, min(1 << 17, 8 * most)), _size(draw, 64, min(1 << 15, 2 * most))
     if rows * width > sweep.largest:
         return None
     x, weight = _numbers(number_type, rows, width), _numbers(number_type, width)

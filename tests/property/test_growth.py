@@ -28,7 +28,7 @@ MOST: Final = 5.0
 """Times the work that four times the trace may take: sorting and merging take a little more than in proportion."""
 FIXED: Final = 20_000
 """Work that is not weighed: what does not depend on the trace."""
-EVENTS: Final = {"recorded": 30_000, "simulated": 20_000}
+EVENTS: Final = {"recorded": 30_000, "simulated": 8_000}
 
 
 @pytest.fixture(scope="module", params=list(EVENTS))
