@@ -19,9 +19,9 @@ if hasattr(os, "sched_setaffinity"):
 """What every measured program begins with."""
 
 
-def measure(python: str, program: str, path: str, *arguments: str) -> dict[str, Any]:
+def measure(python: str, program: str, path: str, *arguments: str, sources: Path = SOURCES) -> dict[str, Any]:
     """One run: what the program says as JSON in its last line; process_cpu (seconds) and peak_mib of the process."""
-    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(SOURCES)}
+    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(sources)}
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(
             [python, "-c", ONE_CORE + program, path, *arguments],
