@@ -129,14 +129,14 @@ def items(*, is_dry: bool) -> list[Item]:
         found.append(Item("faults", fault.name, "faults.planted", fault.name, needs=(*fault.needs, *RECORDING)))
     for name in ZOO[: 1 if is_dry else None]:
         found.append(Item("faults", f"zoo-{name}", "faults.of_the_zoo", name, needs=RECORDING))
-    for name in WORKLOADS:
+    for name in WORKLOADS[-2:] if is_dry else WORKLOADS:
         found.append(Item("remedies", name, "remedies.gains", name, 150.0, needs=RECORDING))
     found.append(Item("remedies", "tune", "remedies.tuned", "gpt2", 330.0, needs=("optuna", *RECORDING)))
     for name in RECORDED:
         found.append(Item("prediction", name, "prediction.recorded", name, needs=RECORDING))
     found += [
         Item("prediction", "power", "prediction.power", needs=("polars", "pynvml")),
-        Item("prediction", "sweep", "prediction.sweep", most_s=600.0, needs=("polars",)),
+        Item("prediction", "sweep", "sweep.swept", most_s=600.0),
     ]
     for name in ("launch", "device"):
         found.append(Item("overhead", name, "overhead.recorder", name, needs=RECORDING))

@@ -109,7 +109,7 @@ class Campaign:
                 self._close(running, "failed", f"its process ended with {running.process.returncode}", seconds)
             self._save()
             entry = self._results.items[running.item.path]
-            error = f": {entry['error'].splitlines()[0][:100]}" if "error" in entry else ""
+            error = f": {summary.reason(entry['error'])[:200]}" if "error" in entry else ""
             self._say(f"{running.item.path}: {entry['outcome']} in {seconds:.0f} s{error}")
 
     def _close(self, running: _Running, outcome: str, error: str, seconds: float) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_campaign import runner
+from benchmarks.gpu_campaign import runner, summary
 from benchmarks.gpu_campaign.plan import Item
 from benchmarks.gpu_campaign.results import Results
 from benchmarks.gpu_campaign.runner import Campaign, part_ends
@@ -110,6 +110,22 @@ def test_an_interruption_keeps_what_is_done_and_ends_what_runs(tmp_path: Path, m
 def test_no_item_begins_when_the_time_is_over(tmp_path: Path) -> None:
     assert ran(tmp_path, item("good", "counted", tmp_path / "calls"), limit_s=1.0) == {}
     assert "| faults | 0 | 0 | 0 | 1 |" in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("ValueError: it is Tuesday", "ValueError: it is Tuesday"),
+        (
+            "ProgramFailed: x ended with 1:\n  File 3\ntorch.OutOfMemoryError: no room\nstepscope: nothing",
+            "torch.OutOfMemoryError: no room",
+        ),
+        ("ProgramFailed: python x ended with 2:\nstepscope: '1' is not a number", "stepscope: '1' is not a number"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_what_went_wrong_is_told(error: str, told: str) -> None:
+    assert summary.reason(error) == told
 
 
 def test_parts_share_the_limit() -> None:

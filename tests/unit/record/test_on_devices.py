@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import stepscope
+from stepscope.record.bench_steps import DeviceMarks
 from stepscope.record.energy import EnergyMeter
 from stepscope.record.recorder import Recorder, profiler_is_active
 from stepscope.record.schedule import RecordOptions
@@ -124,6 +126,20 @@ def test_the_clock_of_steps_agrees_with_the_hosts(device: str) -> None:
 
     assert len(found := ends.steps_ns()) == 1
     assert found[0] == pytest.approx(passed, rel=0.2)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_clock_of_bench_agrees_with_plain_events() -> None:
+    step, marks, ends = training("cuda"), DeviceMarks(torch.cuda), Ends(torch.device("cuda"))
+    for _ in range(30):
+        step()
+        assert marks.mark()
+        ends.mark()
+
+    gaps = [end - begin for begin, end in pairwise(marks.ends_ns())]
+
+    assert sum(gaps) == pytest.approx(sum(ends.steps_ns()), rel=0.02)
 
 
 @pytest.mark.gpu
