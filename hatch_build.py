@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +43,15 @@ def compiled(source: Path, target: Path) -> bool:
     """Compile the scanner with the system's compiler, or the one that CXX names; whether that worked."""
     if not HAS_LIMITED_API or os.environ.get("STEPSCOPE_BUILD_SCANNER") == "0":
         return False
-    made = target.with_name(f"building-{os.getpid()}{SUFFIX}")
-    try:
+    with (
+        contextlib.suppress(OSError, subprocess.SubprocessError),
+        # beside the target, so that it can be moved; compilers leave other files there, such as .obj and .lib
+        tempfile.TemporaryDirectory(prefix="building-", dir=target.parent) as folder,
+    ):
+        made = Path(folder) / target.name
         if any(runs(command) for command in commands(source, made)):
             os.replace(made, target)
             return True
-    except (OSError, subprocess.SubprocessError):
-        pass
-    finally:
-        made.unlink(missing_ok=True)
     return False
 
 

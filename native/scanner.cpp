@@ -1,4 +1,5 @@
 // Scans the text of trace events into columns; src/stepscope/readers/kineto/scanned.py calls it and says what it returns.
+// What is no text is decoded beside it: events of XLA's profiles in xplane_events.hpp, rows of SQLite in sqlite_rows.hpp.
 //
 // It reads only what is certain to mean the same to the Python reader. Anything else makes it refuse the text (it
 // returns None) or mark a group of events as odd; the Python reader then decodes these from the text. So it must never
@@ -23,6 +24,9 @@
 #include <unordered_map>
 #include <vector>
 
+#include "sqlite_rows.hpp"
+#include "xplane_events.hpp"
+
 #if defined(__SSE2__) || defined(_M_X64)
 #include <emmintrin.h>
 #define STEPSCOPE_SSE2
@@ -35,7 +39,7 @@ namespace {
 
 using std::string_view;
 
-constexpr long INTERFACE = 1;  // changes with what `scan` takes or returns, also in scanned.py
+constexpr long INTERFACE = 2;  // changes with what the functions take or return, also in scanned.py
 constexpr int64_t NO_INTEGER = std::numeric_limits<int64_t>::min();
 constexpr uint32_t NO_CODE = std::numeric_limits<uint32_t>::max();
 constexpr int64_t LATEST_US = (int64_t{1} << 61) / 1000 - 1;   // as LATEST_NS in events.py
@@ -973,7 +977,8 @@ std::vector<Kind> kinds_of(PyObject* given) {
 }
 
 // The scan itself, without the interpreter's lock; whether the text was accepted.
-bool run_unlocked(Scanner& scanner) {
+template <class Scan>
+bool run_unlocked(Scan& scanner) {
     PyThreadState* state = PyEval_SaveThread();
     bool is_accepted = false, is_out_of_memory = false;
     try {
@@ -1006,10 +1011,95 @@ PyObject* scan(PyObject*, PyObject* arguments) {
     }
 }
 
+PyObject* xplane_events(PyObject*, PyObject* arguments) {
+    PyObject *data_object, *roles_object;
+    if (!PyArg_ParseTuple(arguments, "SS:xplane_events", &data_object, &roles_object)) return nullptr;
+    try {
+        const string_view data = view_of(data_object), written = view_of(roles_object);
+        std::vector<int64_t> roles(written.size() / sizeof(int64_t));
+        if (!roles.empty()) std::memcpy(roles.data(), written.data(), roles.size() * sizeof(int64_t));
+        xplane::Events events(reinterpret_cast<const uint8_t*>(data.data()), data.size(), roles);
+        if (!run_unlocked(events)) return none().release();
+        Owned statistics = tuple_of(bytes_of(events.stat_roles), bytes_of(events.stat_events), bytes_of(events.stat_tags),
+                                    bytes_of(events.stat_numbers), bytes_of(events.stat_contents));
+        Owned consumed(checked(PyLong_FromLongLong(events.consumed)));
+        return tuple_of(std::move(consumed), bytes_of(events.names), bytes_of(events.starts_ns), bytes_of(events.durations_ns),
+                        bytes_of(events.lasts), std::move(statistics)).release();
+    } catch (const PythonError&) {
+        return nullptr;
+    } catch (const std::exception&) {  // a container could not grow
+        return PyErr_NoMemory();
+    }
+}
+
+// The texts as Python's; nothing if one is not UTF-8.
+Owned texts_object(const std::vector<string_view>& texts) {
+    Owned list(checked(PyList_New(static_cast<Py_ssize_t>(texts.size()))));
+    for (size_t row = 0; row < texts.size(); ++row) {
+        const string_view text = texts[row];
+        PyObject* object = text.data() == nullptr
+            ? none().release()
+            : PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "strict");
+        if (object == nullptr) {
+            if (!PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) throw PythonError();
+            PyErr_Clear();
+            return nullptr;
+        }
+        PyList_SetItem(list.get(), static_cast<Py_ssize_t>(row), object);
+    }
+    return list;
+}
+
+PyObject* sqlite_rows(PyObject*, PyObject* arguments) {
+    PyObject *pages_object, *wanted;
+    Py_ssize_t page_size, usable, skip, most;
+    if (!PyArg_ParseTuple(arguments, "SnnO!nn:sqlite_rows", &pages_object, &page_size, &usable, &PyTuple_Type, &wanted, &skip,
+                          &most)) {
+        return nullptr;
+    }
+    if (page_size < 512 || usable < 480 || usable > page_size || skip < 0 || most < 0) {
+        PyErr_SetString(PyExc_ValueError, "no such pages");
+        return nullptr;
+    }
+    try {
+        std::vector<sqlite::Column> columns;
+        for (Py_ssize_t index = 0; index < length(wanted); ++index) {
+            PyObject* pair = item(wanted, index);
+            const unsigned long place = PyLong_AsUnsignedLong(item(pair, 0));
+            const int is_text = PyObject_IsTrue(item(pair, 1));
+            if (PyErr_Occurred() || is_text < 0) throw PythonError();
+            columns.push_back({place, is_text != 0, {}, {}});
+        }
+        sqlite::Rows rows(view_of(pages_object), static_cast<size_t>(page_size), static_cast<size_t>(usable),
+                          std::move(columns), static_cast<size_t>(skip), static_cast<size_t>(most));
+        if (!run_unlocked(rows)) return none().release();
+        Owned made(checked(PyTuple_New(static_cast<Py_ssize_t>(rows.columns.size()))));
+        for (size_t index = 0; index < rows.columns.size(); ++index) {
+            const sqlite::Column& column = rows.columns[index];
+            Owned values = column.is_text ? texts_object(column.texts) : bytes_of(column.integers);
+            if (!values) return none().release();
+            PyTuple_SetItem(made.get(), static_cast<Py_ssize_t>(index), values.release());
+        }
+        Owned count(checked(PyLong_FromSize_t(rows.rows))), page(checked(PyLong_FromSize_t(rows.next_page)));
+        Owned cell(checked(PyLong_FromSize_t(rows.next_cell)));
+        return tuple_of(std::move(count), std::move(made), std::move(page), std::move(cell)).release();
+    } catch (const PythonError&) {
+        return nullptr;
+    } catch (const std::exception&) {  // a container could not grow
+        return PyErr_NoMemory();
+    }
+}
+
 PyMethodDef methods[] = {
     {"scan", scan, METH_VARARGS,
      "scan(text, exact, kinds, instant) -> (events, end of the array or -1, needs exact, groups) or None\n--\n\n"
      "Scan comma-separated events into columns; None if the text must be read in another way."},
+    {"sqlite_rows", sqlite_rows, METH_VARARGS,
+     "sqlite_rows(pages, page_size, usable, wanted, skip, most) -> (rows, columns, next page, next cell) or None\n--\n\n"
+     "Decode rows of a table of an SQLite file from leaf pages; None if SQLite must read them."},
+    {"xplane_events", xplane_events, METH_VARARGS,
+     "xplane_events(data, roles) -> (bytes decoded, names, starts, durations, whether they last, statistics) or None\n--\n\n"
+     "Decode the events of a line into columns; None if they must be decoded in another way."},
     {nullptr, nullptr, 0, nullptr},
 };
 

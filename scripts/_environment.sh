@@ -15,7 +15,7 @@ fail() {
 # prepare_environment runtime|dev: have .venv ready, installing only what is missing or out of date.
 prepare_environment() {
     local wanted=$1 have="" from="" place="" current
-    current=$(cd "$repository" && cat pyproject.toml hatch_build.py native/scanner.cpp | cksum)
+    current=$(cd "$repository" && cat pyproject.toml hatch_build.py native/* | cksum)
     if [ -f "$stamp" ]; then
         { read -r have && read -r from && read -r place; } <"$stamp" || have=unfinished
     fi

@@ -1,6 +1,7 @@
-"""`scripts/fuzz --native`: damaged texts for the compiled scanner alone, built with sanitizers, which end the process.
+"""`scripts/fuzz --native`: damaged inputs for the compiled scanner alone, built with sanitizers, which end the process.
 
-What the scanner accepts, msgspec must accept too, with as many events.
+What the scanner accepts of a text, msgspec must accept too, with as many events; what it accepts of an XLA profile, the
+Python reader must decode to the same. Pages of SQLite are only decoded: `tests/property/test_sqlite_pages.py` compares.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from stepscope.readers.kineto.events import decode_events
 from tests.fuzz import seeds
 from tests.fuzz.containers import raw_bytes
 from tests.fuzz.values import changed_json
+from tests.property.event_runs import changed_run, check_run, runs
 from tests.property.spellings import respelled
+
+PAGE_BYTES = 4096
+LEAF = 0x0D
 
 
 def main() -> int:
@@ -28,12 +33,19 @@ def main() -> int:
     arguments = parser.parse_args()
     load(arguments.module)
     texts = [next(iter(case.files.values())) for case in (*seeds.kineto(), *seeds.chrome())]
+    event_runs = list(runs([next(iter(case.files.values())) for case in seeds.xplane()]))
+    databases = [next(iter(case.files.values())) for case in seeds.nsight_systems()]
+    pages = [data[at : at + PAGE_BYTES] for data in databases for at in range(PAGE_BYTES, len(data), PAGE_BYTES)]
+    leaves = [page for page in pages if page[0] == LEAF]
     end = time.monotonic() + arguments.seconds
     tried = accepted = 0
     while time.monotonic() < end:
-        accepted += try_one(Random(f"native {arguments.seed} {tried}"), texts)
-        tried += 1
-    print(f"{tried:,} texts in {arguments.seconds:,.0f} seconds, seed {arguments.seed}; {accepted:,} were accepted")
+        random = Random(f"native {arguments.seed} {tried}")
+        accepted += try_one(random, texts)
+        accepted += check_run(random, changed_run(random, random.choice(event_runs)))
+        accepted += try_pages(random, random.choice(leaves))
+        tried += 3
+    print(f"{tried:,} inputs in {arguments.seconds:,.0f} seconds, seed {arguments.seed}; {accepted:,} were accepted")
     return 0
 
 
@@ -64,6 +76,16 @@ def try_one(random: Random, texts: list[bytes]) -> bool:
         whole = text if found.end is None else text[: found.end]
         assert len(decode_events(whole, exact=found.exact)) == len(found), whole
     return found is not None
+
+
+def try_pages(random: Random, page: bytes) -> bool:
+    """Decode damaged leaf pages; whether the scanner accepted them."""
+    pages = raw_bytes(random, page * random.choice((1, 1, 2, 3)))
+    places = sorted(random.sample(range(20), random.choice((0, 1, 2, 5))))
+    wanted = tuple((place, random.random() < 0.2) for place in places)
+    usable = PAGE_BYTES - random.choice((0, 0, 3))
+    skip, most = random.choice((0, 0, 1, 99)), random.choice((0, 5, 50_000))
+    return scanned.sqlite_rows(pages, PAGE_BYTES, usable, wanted, skip, most) is not None
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from stepscope.errors import StepscopeError
-from stepscope.readers import open_trace, source
+from stepscope.readers import assembly, open_trace, source
 from stepscope.readers.kineto import events as chunks
 from stepscope.readers.kineto import events as events_module
 from stepscope.trace import Trace
@@ -93,13 +93,15 @@ EVERY_KIND = Document(every_kind())
 
 @contextmanager
 def small_pieces(wanted: bool = True) -> Iterator[None]:
-    """Blocks, chunks and salvaged pieces so small that a short file has many."""
+    """Blocks, chunks, salvaged pieces and rows in memory so small that a short file has many."""
     with pytest.MonkeyPatch.context() as patch:
         if wanted:
             patch.setattr(source, "BLOCK_BYTES", 700)
             patch.setattr(source, "_DAMAGE_STEP_BYTES", 100)
             patch.setattr(chunks, "CHUNK_BYTES", 1500)
             patch.setattr(events_module, "_SALVAGE_BYTES", 600)
+            patch.setattr(assembly, "MEMORY_BYTES", 2000)
+            patch.setattr(assembly, "PART_ROWS", 16)
         yield
 
 

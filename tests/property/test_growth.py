@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from benchmarks.long_trace import recording, simulated, with_device, write_long_trace_of
+from stepscope.analysis import flame
 from stepscope.commands import main
 from stepscope.commands.read.export import derived_tables
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
+from stepscope.report import tables
+from stepscope.report.exports import chrome, protobuf
+from stepscope.trace import Trace
+from stepscope.trace.tables import SLICE_TABLES
 from tests.work_done import counting
 
 TIMES: Final = 4
@@ -23,7 +28,7 @@ MOST: Final = 5.0
 """Times the work that four times the trace may take: sorting and merging take a little more than in proportion."""
 FIXED: Final = 20_000
 """Work that is not weighed: what does not depend on the trace."""
-EVENTS: Final = {"recorded": 30_000, "simulated": 20_000}
+EVENTS: Final = {"recorded": 30_000, "simulated": 8_000}
 
 
 @pytest.fixture(scope="module", params=list(EVENTS))
@@ -152,3 +157,32 @@ def test_that_the_count_sees_a_quadratic_cost() -> None:
 
     assert [times(of) > 2 * MOST for of in (of_tables, of_arrays, of_calls)] == [True] * 3
     assert times(linear) < MOST
+
+
+STREAMS: Final[dict[str, Callable[[Trace], Iterator[bytes]]]] = {
+    "chrome": chrome.chrome,
+    "perfetto": protobuf.perfetto,
+    "tensorboard": protobuf.xspace,
+    "timeline": chrome.timeline,
+    "speedscope": flame.speedscope,
+    "folded": flame.folded,
+}
+
+
+@pytest.mark.parametrize("form", STREAMS)
+def test_exports_are_made_in_pieces(form: str, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest piece is as long for four times the trace; what analyses nothing loads no table of slices whole."""
+    for module, name in ((tables, "PART_ROWS"), (tables, "TEXT_ROWS"), (chrome, "TEXT_ROWS"), (flame, "_EVENTS")):
+        monkeypatch.setattr(module, name, 500)
+    monkeypatch.setattr(protobuf, "_PIECE_BYTES", 20_000)
+    longest, sizes = [], []
+    for path in paths:
+        trace = open_trace(path)
+        lengths = [len(piece) for piece in STREAMS[form](trace)]
+        longest.append(max(lengths))
+        sizes.append(sum(lengths))
+        if form in ("chrome", "perfetto", "tensorboard"):
+            assert not set(trace._loaded) & set(SLICE_TABLES)
+
+    assert longest[1] <= 2 * longest[0]
+    assert sizes[1] > 1.5 * sizes[0] or form == "folded"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.trace.nesting import (
+    Nesting,
     by_level,
     depths,
     enclosing,
@@ -72,6 +74,29 @@ def test_the_innermost_slice_at_a_time(slices: Slices, lane: int, time: int) -> 
     found = innermost_at(*question, lanes, starts, durations, parents(lanes, starts, durations))
 
     assert found.tolist() == (open_then or [-1])[-1:]
+
+
+@given(SLICES, st.sets(st.integers(0, 20)), st.lists(st.tuples(st.integers(0, 3), st.integers(0, 34)), max_size=6))
+def test_slices_that_come_in_pieces(slices: Slices, cuts: set[int], questions: list[tuple[int, int]]) -> None:
+    lanes, starts, durations = slices.arrays()
+    order = np.lexsort((-durations, starts))
+    lanes, starts, durations = lanes[order], starts[order], durations[order]
+    whole = parents(lanes, starts, durations)
+    asked_lanes, times = (np.array(column) for column in zip(*(questions or [(0, 0)]), strict=True))
+    asked_lanes = asked_lanes.astype(np.int32)
+    expected = innermost_at(asked_lanes, times, lanes, starts, durations, whole)
+
+    nesting, found = Nesting(), []
+    answers = np.full(len(times), -1)
+    for begin, end in pairwise([0, *sorted(cuts - {0}), 100]):
+        rows = (starts >= begin) & (starts < end)
+        if rows.any():
+            found += nesting.add(lanes[rows], starts[rows], durations[rows]).tolist()
+        asked = (times >= begin) & (times < end)
+        answers[asked] = nesting.innermost_at(asked_lanes[asked], times[asked])
+
+    assert found == whole.tolist()
+    assert answers.tolist() == expected.tolist()
 
 
 @given(SLICES)

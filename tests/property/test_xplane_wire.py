@@ -130,8 +130,10 @@ def test_events_have_the_fields_that_were_written(events: list[tuple[int, int, i
 
     assert not damage
     assert batch.name.tolist() == [name for name, *_ in events]
-    assert batch.offset_ps.tolist() == [offset for _, offset, _, _ in events]
-    assert batch.duration_ps.tolist() == [duration for _, _, duration, _ in events]
+    assert batch.start_ns.tolist() == [offset // 1000 for _, offset, _, _ in events]
+    assert batch.duration_ns.tolist() == [
+        (offset + duration) // 1000 - offset // 1000 for _, offset, duration, _ in events
+    ]
     assert batch.lasts.tolist() == [duration > 0 for _, _, duration, _ in events]
     wanted = sorted(
         (event, int(roles[number]), value)

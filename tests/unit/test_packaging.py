@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -131,3 +132,31 @@ def test_the_package_is_built_without_the_scanner_where_it_cannot_be(
 
     assert not build_hook.compiled(REPOSITORY / build_hook.SOURCE, tmp_path / "_scanner.so")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("has_compiler", [True, False])
+def test_a_wheel_with_the_scanner_is_for_its_platform_and_one_without_for_all(
+    has_compiler: bool, build_hook: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler here is a program that leaves a second file beside its output, as Microsoft's does."""
+    package = tmp_path / build_hook.PACKAGE
+    package.mkdir(parents=True)
+    scanner = package / f"_scanner{build_hook.SUFFIX}"
+    scanner.write_text("from an older source")
+    program = (
+        "import pathlib, sys; out = pathlib.Path(sys.argv[1]); [p.touch() for p in (out, out.with_suffix('.obj'))]"
+    )
+    command = [sys.executable, "-c", program if has_compiler else "raise SystemExit(1)"]
+    monkeypatch.setattr(build_hook, "commands", lambda source, target: [[*command, str(target)]])
+    monkeypatch.setattr(build_hook, "HAS_LIMITED_API", True)
+    monkeypatch.delenv("STEPSCOPE_BUILD_SCANNER", raising=False)
+    hook = build_hook.ScannerHook()
+    hook.root, hook.target_name = str(tmp_path), "wheel"
+    built: dict[str, Any] = {"artifacts": [], "pure_python": True}
+    hook.initialize("standard", built)
+
+    assert list(package.iterdir()) == ([scanner] if has_compiler else [])
+    assert built["pure_python"] is not has_compiler
+    assert built["artifacts"] == ([f"{build_hook.PACKAGE}/{scanner.name}"] if has_compiler else [])
+    assert built.get("tag", "").startswith("cp310-abi3-" if has_compiler else "")
+    assert not scanner.exists() or not scanner.read_bytes()

@@ -23,10 +23,12 @@ class Options:
     Attributes:
         fault: whether the fault is planted.
         steps: training steps to run, or rounds of requests.
+        device: where tensors are made that name no device.
     """
 
     fault: bool
     steps: int
+    device: str = "cpu"
 
 
 def options(docstring: str | None, *, steps: int = 24, threads: int = 1, keep_memory: bool = True) -> Options:
@@ -44,12 +46,15 @@ def options(docstring: str | None, *, steps: int = 24, threads: int = 1, keep_me
     twin.add_argument("--fault", action="store_true", help="with the planted fault")
     twin.add_argument("--clean", action="store_true", help="without it")
     parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--device", default="cpu", help="where the tensors are made; scripts/gpu_campaign uses it")
     arguments = parser.parse_args()
+    if arguments.device != "cpu":
+        torch.set_default_device(arguments.device)
     torch.manual_seed(0)
     torch.set_num_threads(threads)
     if keep_memory:
         torch.empty(LARGE_BLOCK, dtype=torch.uint8)
-    return Options(arguments.fault, arguments.steps)
+    return Options(arguments.fault, arguments.steps, arguments.device)
 
 
 def rounds(options: Options) -> Iterator[int]:

@@ -29,17 +29,24 @@ class ProgramFailed(Exception):
     """A program of the zoo, or stepscope on it, ended with an error; the message is the end of what it wrote."""
 
 
-def record(program: Program, twin: str, folder: Path) -> Path:
-    """Record a twin ("fault" or "clean") by `stepscope run` with its default options; returns the run's folder."""
-    return record_words(
-        [*_command(program, f"tests.zoo.{program.name}"), f"--{twin}"], f"{program.name}-{twin}", folder
-    )
+def record(program: Program, twin: str, folder: Path, more: Sequence[str] = ()) -> Path:
+    """Record a twin ("fault" or "clean") by `stepscope run` with its default options; returns the run's folder.
+
+    Args:
+        more: words for the program.
+    """
+    words = [*_command(program, f"tests.zoo.{program.name}"), f"--{twin}", *more]
+    return record_words(words, f"{program.name}-{twin}", folder)
 
 
-def record_words(words: Sequence[str], name: str, folder: Path) -> Path:
-    """Record what these words start by `stepscope run` with its default options; returns the run's folder."""
+def record_words(words: Sequence[str], name: str, folder: Path, more: Sequence[str] = ()) -> Path:
+    """Record what these words start by `stepscope run`, by default with its default options; returns the run's folder.
+
+    Args:
+        more: options of `stepscope run`.
+    """
     shutil.rmtree(folder / name, ignore_errors=True)  # of an earlier call
-    options = ["--folder", str(folder), "--name", name, "--no-diagnose"]
+    options = ["--folder", str(folder), "--name", name, "--no-diagnose", *more]
     output_of([sys.executable, "-m", "stepscope", "run", *options, *words], folder)
     return folder / name
 
@@ -88,9 +95,9 @@ def was_disturbed(found: Sequence[dict[str, Any]]) -> bool:
     return any(finding["rule"] in DISTURBED and finding["saving_share"] > DISTURBANCE for finding in found)
 
 
-def step_ns(program: Program, twin: str) -> float:
-    """What a step of a twin takes without a profiler, as `least_step_ns`."""
-    words = [*_python(program), *_command(program, "tests.zoo.timing"), program.name, f"--{twin}"]
+def step_ns(program: Program, twin: str, more: Sequence[str] = ()) -> float:
+    """What a step of a twin takes without a profiler, as `least_step_ns`; `more` are words for the program."""
+    words = [*_python(program), *_command(program, "tests.zoo.timing"), program.name, f"--{twin}", *more]
     return least_step_ns(words)
 
 

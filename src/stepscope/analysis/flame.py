@@ -130,21 +130,31 @@ def thread_events(trace: Trace, activity: HostActivity) -> Iterator[ThreadEvents
     names = dict(trace.lanes.select("lane", "name").iter_rows())
     count = {lane: int((activity.lane == lane).sum()) for lane in activity.timelines}
     depth = depths(activity.parent)
+    tables = [_shortened(trace.table(name)["name"]) for name in TABLES]
     for lane in sorted(count, key=lambda lane: (-count[lane], lane)):
         timeline = activity.timelines[lane]
         times, slices = timeline.times[1:], timeline.slices[1:]
         if len(times):
-            events = _events(trace, activity, times, slices, depth)
+            events = _events(tables, activity, times, slices, depth)
             yield ThreadEvents(names.get(lane) or f"thread {lane}", int(times[0]), int(times[-1]), events)
 
 
+_EVENTS: Final = 20_000
+"""Events that are made and written at a time."""
+
+
+def _by_parts(times: Times, slices: Rows) -> Iterator[tuple[int, int]]:
+    """Both as Python's numbers, which are not all made at once."""
+    for first in range(0, len(times), _EVENTS):
+        yield from zip(times[first : first + _EVENTS].tolist(), slices[first : first + _EVENTS].tolist(), strict=True)
+
+
 def _events(
-    trace: Trace, activity: HostActivity, times: Times, slices: Rows, depth: Rows
+    tables: list[list[str]], activity: HostActivity, times: Times, slices: Rows, depth: Rows
 ) -> Iterator[tuple[int, str, bool]]:
-    """Differences between consecutive stacks."""
-    tables = [_shortened(trace.table(name)["name"]) for name in TABLES]
+    """Differences between consecutive stacks; `tables` has the names of each table's slices."""
     parent, is_open = activity.parent, list[int]()
-    for time, innermost in zip(times.tolist(), slices.tolist(), strict=True):
+    for time, innermost in _by_parts(times, slices):
         opening = []
         current = innermost
         while current >= 0 and not (depth[current] < len(is_open) and is_open[depth[current]] == current):
@@ -234,8 +244,12 @@ def _operators_of(attribution: Attribution, slices: Rows) -> Rows:
 
 
 def _shortened(names: pl.Series) -> list[str]:
-    shortened: list[str] = names.fill_null("").str.head(NAME_LENGTH).to_list()
-    return shortened
+    """The beginning of each name; the same names are one object."""
+    shortened = names.fill_null("").str.head(NAME_LENGTH)
+    different = shortened.unique()
+    numbers = shortened.replace_strict(different, range(len(different)), return_dtype=pl.UInt32)
+    words = different.to_list()
+    return [words[number] for number in numbers] if words else []
 
 
 def _cut(name: str) -> str:
@@ -243,7 +257,6 @@ def _cut(name: str) -> str:
 
 
 _SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
-_EVENTS: Final = 20_000
 
 
 def speedscope(trace: Trace, attribution: Attribution | None = None) -> Iterator[bytes]:

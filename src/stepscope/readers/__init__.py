@@ -19,7 +19,8 @@ from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, i
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.counters import ConsecutiveSteps
 from stepscope.record.run_folder import recording_of
-from stepscope.trace.cache import TraceCache, content_key, temporary_store
+from stepscope.trace.cache import TraceCache, temporary_store
+from stepscope.trace.excerpt import write_excerpt
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
 from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts
@@ -41,35 +42,45 @@ _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
     (b"%PDF", "a PDF document, not a trace"),
 )
-_BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
+_BY_TEXT: Final[tuple[tuple[tuple[bytes, ...], re.Pattern[bytes], str], ...]] = (
     (
+        (b"chakra", b'"nodes"'),
         re.compile(rb'\A\{\s*"schema"\s*:\s*"[^"]*chakra|"nodes"\s*:\s*\['),
         "a PyTorch execution trace (a graph of operators without device times), not a profiler trace: "
         "record one with torch.profiler.profile and export_chrome_trace",
     ),
     (
+        (),
         re.compile(rb"\A\[\s*\[\s*-?\d"),
         "a memory timeline (lists of times and sizes), not a profiler trace: "
         "record one with torch.profiler.profile and export_chrome_trace",
     ),
-    (re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'), "a speedscope profile, not a trace"),
-    (re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
     (
+        (b"speedscope",),
+        re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'),
+        "a speedscope profile, not a trace",
+    ),
+    ((), re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
+    (
+        (),
         re.compile(rb'\A\[\s*\{\s*"metric_name"\s*:'),
         "a metrics file of Intel Gaudi, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --gaudi-metrics FILE",
     ),
     (
+        (b"TotalSamples: ",),
         re.compile(rb"^Metric: \w+\s*\n\s+TotalSamples: \d", re.MULTILINE),
         "a metrics report of PyTorch/XLA, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --xla-metrics FILE",
     ),
     (
+        (b" Analysis: ", b"pt-xla-profiler: "),
         re.compile(rb"^(?:Compilation|Execution) Analysis: |^pt-xla-profiler: ", re.MULTILINE),
         "debugging output of PyTorch/XLA, not a trace: give it beside one, with "
         "stepscope diagnose TRACE --xla-debug-log FILE",
     ),
     (
+        (b"CPU fallback ", b"Frequency of op and op name"),
         re.compile(
             rb"^[^\n\"{]{0,200}CPU fallback [\w:.]+ : |^Frequency of op and op name that were executed on CPU",
             re.MULTILINE,
@@ -78,11 +89,13 @@ _BY_TEXT: Final[tuple[tuple[re.Pattern[bytes], str], ...]] = (
         "stepscope diagnose TRACE --fallback-log FILE",
     ),
     (
+        (),
         re.compile(rb"\A(?:\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [^\n]{1,400}\] \{"),
         "a log of torch.compile, not a trace: give it beside one, with stepscope diagnose TRACE --compile-log FILE",
     ),
-    (re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
+    ((), re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
 )
+"""Words of which the text has one, none if any text may match; the pattern, slow on long text; and what it is."""
 
 
 def what_it_is(head: bytes) -> str | None:
@@ -95,7 +108,14 @@ def what_it_is(head: bytes) -> str | None:
     text = text_of(head)
     if b'"traceEvents"' in text:
         return None
-    return next((name for pattern, name in _BY_TEXT if pattern.search(text)), None)
+    return next(
+        (
+            name
+            for words, pattern, name in _BY_TEXT
+            if (not words or any(word in text for word in words)) and pattern.search(text)
+        ),
+        None,
+    )
 
 
 def what_its_name_says(name: str, head: bytes) -> str | None:
@@ -209,8 +229,8 @@ def open_trace(
 
     Args:
         path: a trace file (plain, gzip or zstd), "-" for standard input, or a folder written by `Trace.save`.
-        window: read only this span of time.
-        steps: read only these annotated steps; cannot be combined with `window`.
+        window: only this span of time; of a trace in the cache, only what is in it is read.
+        steps: only these annotated steps; cannot be combined with `window`.
         cache: where parsed traces are kept and looked up; None always reads the file.
         progress: called with the compressed bytes read so far and in total.
 
@@ -220,7 +240,9 @@ def open_trace(
         UsageError: the requested steps do not exist.
     """
     if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
-        return open_store(Path(path))
+        stored = open_store(Path(path))
+        is_whole = window is None and steps is None
+        return stored if is_whole else temporary_store(lambda writer: write_excerpt(stored, writer, window, steps))
     return with_unrecorded_steps(_of_its_host(_opened(path, window, steps, cache, progress), path), path)
 
 
@@ -231,12 +253,17 @@ def _opened(
     cache: TraceCache | None,
     progress: Progress | None,
 ) -> Trace:
-    if cache is None or window is not None or steps is not None or not _can_be_kept(path):
+    if cache is None or not _can_be_kept(path):
         return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
-    key = content_key(path, variant_of(path))
-    found = cache.lookup(key)
-    if found is None:
-        found = cache.add(key, lambda writer: _read(path, writer, None, None, progress))
+    key = cache.key_of(path, variant_of(path))
+
+    def build(writer: StoreWriter) -> ReadResult:
+        return _read(path, writer, None, None, progress)
+
+    if window is None and steps is None:
+        found = cache.lookup(key) or cache.add(key, build)
+    else:
+        found = cache.excerpt(key, build, lambda whole: lambda writer: write_excerpt(whole, writer, window, steps))
     return _renamed(found, str(path))
 
 

@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from io import FileIO
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import event_names
-from stepscope.readers.source import current
+from stepscope.readers.source import Background, current
+from stepscope.trace.excerpt import is_inside, window_of_steps
 from stepscope.trace.model import StoreWriter
-from stepscope.trace.nesting import innermost_at, parents
+from stepscope.trace.nesting import Nesting, Rows, at, nullable, row_numbers
 from stepscope.trace.tables import SCHEMAS, conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 
 MEMORY_BYTES: Final = 32 * 2**20
+PART_ROWS: Final = 100_000
+"""Rows per part, which bounds the memory."""
+_SHORT_RUN: Final = 16
+"""Average length of a sorted run from which merging the runs is faster than a full sort."""
+_NONE: Final = pl.DataFrame()
+
+
+class _Block(NamedTuple):
+    """Rows of one table in time order, in memory or in the file.
+
+    Attributes:
+        first_ns, last_ns: starts of the first and the last row.
+        rows: how many.
+        held: the rows; None if they are in the file, in `size` bytes from `offset` on.
+    """
+
+    first_ns: int
+    last_ns: int
+    rows: int
+    held: pl.DataFrame | None
+    offset: int = 0
+    size: int = 0
 
 
 class Spill:
-    """Rows of several tables in the order they were added; `take` returns a table and forgets it."""
+    """Rows of several tables, added in any order and taken in the order of time, piece by piece.
+
+    Rows beyond MEMORY_BYTES are sorted and written to a file without a name in `directory`; `flush` ends adding.
+    """
 
     def __init__(self, directory: Path, memory_bytes: int | None = None) -> None:
         self._directory = directory
         self._limit = MEMORY_BYTES if memory_bytes is None else memory_bytes
         self._held: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        self._files: defaultdict[str, list[Path]] = defaultdict(list)
+        self._blocks: defaultdict[str, list[_Block]] = defaultdict(list)
         self._size = 0
+        self._file: FileIO | None = None
+        self._filled: set[tuple[str, str]] = set()
 
     def add(self, batch: dict[str, pl.DataFrame]) -> None:
         budget = current()
@@ -41,35 +73,90 @@ class Spill:
             self._size += int(frame.estimated_size())
         budget.tick()
         if self._size > self._limit:
-            self._write()
+            self._set_aside(*self._held, to_file=True)
 
     def flush(self) -> None:
-        """Write all rows to disk if some already are, since tables are taken one at a time from here on."""
-        if self._files:
-            self._write()
+        """Sort the rows that are in memory; write them to disk if others already are."""
+        self._set_aside(*self._held, to_file=self._file is not None)
 
-    def _write(self) -> None:
-        for table, frames in self._held.items():
-            path = self._directory / f"spill-{table}-{len(self._files[table]):05}.arrow"
-            _concatenated(frames).write_ipc(path, compression="uncompressed")
-            self._files[table].append(path)
-        self._held.clear()
-        self._size = 0
+    def _set_aside(self, *tables: str, to_file: bool) -> None:
+        for table in tables:
+            frame = _concatenated(self._held.pop(table))
+            self._size = max(0, self._size - int(frame.estimated_size()))
+            if frame.height:
+                self._filled.update((table, name) for name in frame.columns if frame[name].null_count() < frame.height)
+                self._keep(table, frame if rows_are_sorted(frame) else in_order(frame), to_file=to_file)
+
+    def _keep(self, table: str, frame: pl.DataFrame, *, to_file: bool) -> None:
+        if to_file and self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0, dir=self._directory)  # noqa: SIM115 - `clean` closes it
+        for part in frame.iter_slices(max(1, PART_ROWS // 4)):
+            first_ns, last_ns = part["start_ns"][0], part["start_ns"][-1]
+            if to_file and self._file is not None:
+                offset = self._file.seek(0, os.SEEK_END)
+                part.write_ipc_stream(self._file, compression="uncompressed")
+                size = self._file.seek(0, os.SEEK_END) - offset
+                self._blocks[table].append(_Block(first_ns, last_ns, part.height, None, offset, size))
+            else:
+                self._blocks[table].append(_Block(first_ns, last_ns, part.height, part))
+
+    def _part(self, block: _Block, begin: int | None, end: int | None) -> pl.DataFrame:
+        """Return the rows of a block that start in [begin, end)."""
+        frame = block.held
+        if frame is None:
+            assert self._file is not None
+            self._file.seek(block.offset)
+            frame = pl.read_ipc_stream(self._file.read(block.size))
+        start = frame["start_ns"]
+        first = 0 if begin is None or begin <= block.first_ns else int(start.search_sorted(begin))
+        last = block.rows if end is None or end > block.last_ns else int(start.search_sorted(end))
+        return frame.slice(first, last - first)
+
+    def has(self, table: str, column: str) -> bool:
+        """Whether any row of a table has a value in this column."""
+        return (table, column) in self._filled
+
+    def bounds(self, *tables: str) -> list[int | None]:
+        """Return times between which these tables have about PART_ROWS rows; None at both ends is unbounded."""
+        bounds: list[int | None] = [None]
+        rows = 0
+        for first_ns, count in sorted((block.first_ns, block.rows) for each in tables for block in self._blocks[each]):
+            if rows >= PART_ROWS and first_ns != bounds[-1]:
+                bounds.append(first_ns)
+                rows = 0
+            rows += count
+        return [*bounds, None]
+
+    def between(self, table: str, begin: int | None, end: int | None) -> pl.DataFrame:
+        """Return a table's rows that start in [begin, end), by start, longest first; without columns if it has none."""
+        frames = [
+            self._part(block, begin, end)
+            for block in self._blocks[table]
+            if (end is None or block.first_ns < end) and (begin is None or block.last_ns >= begin)
+        ]
+        if not frames:
+            return _NONE
+        frame = _concatenated(frames)
+        return frame if len(frames) == 1 or rows_are_sorted(frame) else in_order(frame)
 
     def take(self, table: str) -> pl.DataFrame | None:
-        """Return and forget all rows of a table; None if there were none."""
-        frames = [pl.scan_ipc(path).collect() for path in self._files.pop(table, [])]
-        frames += self._held.pop(table, [])
-        return _concatenated(frames) if frames else None
+        """Return and forget all rows of a table, as `between`; None if there are none."""
+        if table in self._held:
+            self._set_aside(table, to_file=False)
+        frame = self.between(table, None, None)
+        self._blocks.pop(table, None)
+        return frame if frame.width else None
 
     def clean(self) -> None:
-        for path in self._directory.glob("spill-*.arrow"):
-            path.unlink()
+        """Forget all rows, also those in the file."""
+        self._blocks.clear()
+        if self._file is not None:
+            self._file.close()
 
 
 def _concatenated(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Concatenate the frames; a column that a frame lacks is null there."""
-    return pl.concat(frames, how="diagonal")
+    return pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
 
 
 _NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
@@ -137,10 +224,6 @@ class StringPool:
         return pl.Series([str(key) for key in self._codes], dtype=pl.String)
 
 
-PART_ROWS: Final = 100_000
-"""Rows per part, which bounds the memory."""
-_SHORT_RUN: Final = 16
-"""Average length of a sorted run from which merging the runs is faster than a full sort."""
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
 
 
@@ -182,92 +265,83 @@ def _arrays(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.
     return frame["lane"].to_numpy(), frame["start_ns"].to_numpy(), frame["duration_ns"].to_numpy()
 
 
-def _rows_or_null(rows: npt.NDArray[np.int64]) -> pl.Series:
-    found = pl.Series(rows.astype(np.uint32))
-    return pl.select(pl.when(pl.Series(rows >= 0)).then(found)).to_series()
-
-
 def parent_rows(frame: pl.DataFrame) -> pl.Series:
-    """Return the row of the slice around each row, or null, piece by piece to bound memory."""
-    lanes, starts, durations = _arrays(frame)
-    result = np.full(len(lanes), -1, np.int64)
-    for rows in _rows_of_lanes(lanes):
-        for piece in _separate_pieces(rows, starts, durations):
-            found = parents(lanes[piece], starts[piece], durations[piece])
-            result[piece] = np.where(found >= 0, piece[found], -1)
-    return _rows_or_null(result)
+    """Return the row of the slice around each row, or null; rows by start, longest first."""
+    return nullable(Nesting().add(*_arrays(frame)))
 
 
-def _rows_of_lanes(lanes: npt.NDArray[np.int32]) -> list[npt.NDArray[np.int64]]:
-    small = len(lanes) > 0 and lanes.min() >= 0 and lanes.max() < 2**15
-    order = np.argsort(lanes.astype(np.int16) if small else lanes, kind="stable")  # 16-bit keys sort five times faster
-    ordered = lanes[order]
-    return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+class _Launches:
+    """Finds the launch of each piece of device work: by correlation number; else by flow, or external id."""
 
+    def __init__(self, *, by_correlation: bool) -> None:
+        self._by_correlation = by_correlation
+        self._parts: list[pl.DataFrame] = []
+        self.count = 0
 
-def _separate_pieces(
-    rows: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], durations: npt.NDArray[np.int64]
-) -> list[npt.NDArray[np.int64]]:
-    """Cut one lane's rows, sorted by start, into pieces of about PART_ROWS at points where no slice is open."""
-    if len(rows) <= PART_ROWS:
-        return [rows]
-    start = starts[rows]
-    open_until = durations[rows]
-    open_until += start
-    np.maximum.accumulate(open_until, out=open_until)
-    gaps = np.flatnonzero(start[1:] > open_until[:-1]) + 1
-    places = np.searchsorted(gaps, np.arange(PART_ROWS, len(rows), PART_ROWS))
-    return np.split(rows, np.unique(gaps[places[places < len(gaps)]]))
-
-
-def operator_rows(launches: pl.DataFrame, operators: pl.DataFrame) -> pl.Series:
-    """Return the row of the innermost operator around each launch, or null."""
-    asked_lanes, times, _ = _arrays(launches)
-    lanes, starts, durations = _arrays(operators)
-    parent = operators["parent"].to_numpy()  # float, NaN where null
-    result = np.full(len(times), -1, np.int64)
-    for lane in np.unique(asked_lanes):
-        asked = np.flatnonzero(asked_lanes == lane)
-        pieces = _separate_pieces(np.flatnonzero(lanes == lane), starts, durations)
-        if not len(pieces[0]):
-            continue
-        piece_of = np.searchsorted([starts[piece[0]] for piece in pieces], times[asked], side="right") - 1
-        for number, piece in enumerate(pieces):
-            mine = asked[piece_of == number]
-            around = parent[piece]
-            inside = np.where(np.isnan(around), -1, np.searchsorted(piece, around))
-            found = innermost_at(asked_lanes[mine], times[mine], lanes[piece], starts[piece], durations[piece], inside)
-            result[mine] = np.where(found >= 0, piece[found], -1)
-    return _rows_or_null(result)
-
-
-def launch_rows(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame) -> pl.Series:
-    """Return the row of each piece of device work's launch, by correlation number; else by flow, or external id."""
-    if work["correlation"].null_count() < work.height:
-        calls = (
-            launches.lazy()
-            .with_row_index("launch")
-            .select("launch", "correlation", preferred=pl.col("kind").is_in(_LAUNCHING))
-            .filter(pl.col("correlation").is_not_null())
-            .sort("preferred", "launch", descending=[True, False])
-            .unique("correlation", keep="first")
-            .select("launch", "correlation")
+    def add(self, launches: pl.DataFrame) -> None:
+        """Add the next rows of the table."""
+        wanted = ["start_ns", *(["correlation"] if self._by_correlation else ["lane", "external_id"])]
+        rows = launches.with_row_index("launch", self.count).select(
+            "launch",
+            *(name for name in wanted if name in launches.columns),
+            preferred=pl.col("kind").is_in(_LAUNCHING),
         )
-        return (
-            work.lazy()
-            .select("correlation")
-            .join(calls, on="correlation", how="left", maintain_order="left")
-            .collect()["launch"]
-        )
-    by_flow = _launch_by_flow(work, launches, flows) if flows.width else None
-    if by_flow is not None and by_flow.null_count() < work.height:
-        return by_flow
-    return _launch_by_external_id(work, launches)
+        self._parts.append(rows.drop_nulls("correlation") if self._by_correlation else rows)
+        self.count += launches.height
+
+    def finish(self, flows: pl.DataFrame, work: Iterable[pl.DataFrame]) -> None:
+        """Prepare `of`.
+
+        Args:
+            work: all of the device work, used where it has no correlation numbers.
+        """
+        calls = pl.concat(self._parts, how="diagonal", rechunk=True)
+        self._parts.clear()
+        if self._by_correlation:
+            self._index(*(calls[name].to_numpy() for name in ("correlation", "launch", "start_ns", "preferred")))
+            return
+        columns = ("lane", "start_ns", "external_id")
+        parts = [part.select(name for name in columns if name in part.columns) for part in work]
+        whole = pl.concat(parts, how="diagonal") if parts else _NONE
+        found = _launch_by_flow(whole, calls, flows) if flows.width and whole.height else None
+        if found is None or found.null_count() == whole.height:
+            found = _launch_by_external_id(whole, calls)
+        self._found = row_numbers(found)
+        self._starts = calls["start_ns"].to_numpy()
+
+    def _index(self, numbers: Rows, launches: Rows, starts: Rows, preferred: npt.NDArray[np.bool_]) -> None:
+        """Sort by correlation number and keep one launch of each: the first that launches work, or the first."""
+        order = np.argsort(numbers, kind="stable")
+        numbers = numbers[order]
+        first = np.flatnonzero(np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)])
+        if len(first) < len(numbers):
+            place = np.arange(len(numbers))
+            order = order[
+                np.minimum.reduceat(np.where(preferred[order], place, place + len(order)), first) % len(order)
+            ]
+            numbers = numbers[first]
+        self._numbers, self._launches, self._starts = numbers, launches[order].astype(np.int64), starts[order]
+
+    def of(self, work: pl.DataFrame) -> tuple[Rows, int]:
+        """Return the launch of the next rows of device work, -1 for none, and how many rows start before theirs."""
+        if self._by_correlation:
+            wanted = work["correlation"].fill_null(0).to_numpy()
+            place = np.searchsorted(self._numbers, wanted)
+            place[place == len(self._numbers)] = 0
+            known = np.flatnonzero((at(self._numbers, place) == wanted) & work["correlation"].is_not_null().to_numpy())
+            place = place[known]
+            found = np.full(work.height, -1, np.int64)
+            found[known] = self._launches[place]
+        else:
+            found, self._found = self._found[: work.height], self._found[work.height :]
+            known = np.flatnonzero(found >= 0)
+            place = found[known]
+        return found, int(np.count_nonzero(work["start_ns"].to_numpy()[known] < self._starts[place]))
 
 
 def _launch_by_flow(work: pl.DataFrame, launches: pl.DataFrame, flows: pl.DataFrame) -> pl.Series:
     keys = ["lane", "start_ns"]
-    calls = launches.lazy().with_row_index("launch").select("launch", *keys)
+    calls = launches.lazy().select("launch", *keys)
     sources = flows.lazy().join(calls, on=keys).select("flow", "launch").unique("flow", keep="first")
     targets = (
         flows.lazy().select("flow", *keys).join(sources, on="flow").select(*keys, "launch").unique(keys, keep="first")
@@ -282,20 +356,69 @@ def _launch_by_external_id(work: pl.DataFrame, launches: pl.DataFrame) -> pl.Ser
     known, place = pl.col("external_id").is_not_null(), pl.int_range(pl.len()).over("external_id")
     count = pl.len().over("external_id")
     calls = (
-        launches.lazy()
-        .with_row_index("launch")
-        .filter(known & pl.col("kind").is_in(_LAUNCHING))
-        .select("launch", "external_id", place=place, count=count)
+        launches.lazy().filter(known & pl.col("preferred")).select("launch", "external_id", place=place, count=count)
     )
     keyed = work.lazy().select("external_id", place=place, count=count)
     keys = ["external_id", "place", "count"]
     return keyed.join(calls, on=keys, how="left", maintain_order="left").collect()["launch"]
 
 
+class _ForwardBackward:
+    """Finds the pairs of operators that the ends of flows lead to.
+
+    Args:
+        categories: of the flows that link forward to backward operators.
+        source: how the end of a forward operator is named.
+    """
+
+    def __init__(self, categories: Sequence[int], source: Sequence[int]) -> None:
+        self._categories = categories
+        self._source = source
+        self._ends: list[pl.DataFrame] = [pl.DataFrame(schema={**_END, "flow": pl.UInt32})]
+        self._flows: list[pl.Series] = []
+
+    def add(self, flows: pl.DataFrame, operators: pl.DataFrame, first: int) -> None:
+        """Add the flows and operators of a span of time; `first` is the number of the first operator."""
+        if not flows.width:
+            return
+        ends = flows.filter(pl.col("category").is_in(self._categories))
+        ends = ends.select("lane", "start_ns", "flow", is_source=pl.col("end").is_in(self._source))
+        self._flows.append(ends.filter("is_source")["flow"])
+        if operators.width:
+            starts = operators.with_row_index("row", first).select("row", "lane", "start_ns", "sequence_number")
+            self._ends.append(ends.join(starts, on=["lane", "start_ns"]).select("flow", *_END))
+
+    def links(self) -> tuple[pl.DataFrame, int]:
+        """Return the table `links`, and how many flows lead to no pair."""
+        ends = pl.concat(self._ends[1:] or self._ends)
+        self._ends.clear()
+        pieces = 1 + ends.height // _MOST_ENDS
+        piece = pl.col("flow").hash() % pieces
+        pairs = [self._pairs(ends.filter(piece == number) if pieces > 1 else ends) for number in range(pieces)]
+        links = pl.concat(pairs).sort("source", "target")
+        flows = pl.concat(self._flows).n_unique() if self._flows else 0
+        return links, max(0, flows - links.height)
+
+    @staticmethod
+    def _pairs(ends: pl.DataFrame) -> pl.DataFrame:
+        source = pl.col("is_source")
+        pairs = ends.filter(source).join(ends.filter(~source), on="flow", suffix="_target")
+        same = pl.col("sequence_number").eq_missing(pl.col("sequence_number_target"))
+        pairs = pairs.sort(same, "row", "row_target", descending=[True, True, True]).unique("flow", keep="first")
+        return pairs.select(kind=pl.lit("forward_backward"), source="row", target="row_target")
+
+
+_END: Final = {"is_source": pl.Boolean, "row": pl.UInt32, "sequence_number": pl.Int64}
+_MOST_ENDS: Final = 500_000
 _BY_NAME = " by name"
 _LINKING = {"operators": ("sequence_number",), "launches": ("correlation",), "device_work": ("correlation",)}
 """Columns used to link rows; a file may lack them."""
 _FRAME_COLUMNS = {"file": pl.String, "line": pl.Int32, "function": pl.String, "module": pl.String}
+
+
+def _nested(frame: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
+    """Return the next rows of a table with their parents."""
+    return frame.with_columns(parent=nullable(nesting.add(*_arrays(frame)))) if frame.height else frame
 
 
 class Assembly:
@@ -328,25 +451,26 @@ class Assembly:
 
     def write(self, lanes: Sequence[Mapping[str, Any]]) -> None:
         """Write all tables; raise UsageError if the requested steps do not exist."""
-        annotations = self._take("annotations")
         if self._steps is not None:
-            self.window = self._window_of_steps(annotations, self._steps)
-        self._write_table("annotations", self._inside(annotations), self._describe_annotations)
-        self._write_table("synchronisations", self._inside(self._take("synchronisations")))
-        self._write_table("counters", self._inside(self._take("counters")))
-        self._write_table("memory", self._inside(self._take("memory")))
-        self._write_table("frames", self._inside(self._take("frames")), self._describe_frames)
-        for table in ("lines", "modules"):
-            self._write_table(table, self._inside(self._take(table)))
-        self._write_launches_and_work()
+            self.window = self._window_of_steps(self._steps)
+        with Background() as self._background:
+            self._write_table("annotations", self._describe_annotations)
+            for table in ("synchronisations", "counters", "memory", "lines", "modules"):
+                self._write_table(table)
+            self._write_frames()
+            self._write_linked()
         if lanes:
             self._writer.write_part("lanes", conform("lanes", pl.DataFrame(lanes, infer_schema_length=None)))
 
-    def _take(self, table: str) -> pl.DataFrame:
-        """Take a table's rows in their final order, with times relative to the start of the trace."""
-        frame = self._spill.take(table)
-        if frame is None:
-            return pl.DataFrame()
+    def _pieces(self, table: str) -> Iterator[pl.DataFrame]:
+        for begin_ns, end_ns in pairwise(self._spill.bounds(table)):
+            yield self._rows(table, begin_ns, end_ns)
+
+    def _rows(self, table: str, begin_ns: int | None, end_ns: int | None) -> pl.DataFrame:
+        """Return a span of a table's rows in their final order, with times relative to the start of the trace."""
+        frame = self._spill.between(table, begin_ns, end_ns)
+        if not frame.width:
+            return frame
         absent = [name for name in _LINKING.get(table, ()) if name not in frame.columns]
         frame = frame.with_columns(pl.lit(None, pl.Int64).alias(name) for name in absent)
         frame = frame.with_columns(pl.col("start_ns") - self._origin_ns)
@@ -354,47 +478,47 @@ class Assembly:
         if early:  # instants and flows may precede the first slice
             self._damage["instant_before_start"] += early
             frame = frame.with_columns(pl.col("start_ns").clip(lower_bound=0))
-        return frame if rows_are_sorted(frame) else in_order(frame)
+        return frame
 
     def _inside(self, frame: pl.DataFrame) -> pl.DataFrame:
         return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
 
     def _is_inside(self, frame: pl.DataFrame) -> pl.Expr:
-        if self.window is None:
-            return pl.lit(True)
-        end = pl.col("start_ns") + (pl.col("duration_ns") if "duration_ns" in frame.columns else 0)
-        return (pl.col("start_ns") < self.window.end_ns) & (
-            (end > self.window.start_ns) | (pl.col("start_ns") >= self.window.start_ns)
-        )
+        return pl.lit(True) if self.window is None else is_inside(self.window, frame.columns)
 
-    def _window_of_steps(self, annotations: pl.DataFrame, steps: StepRange) -> Window:
-        if annotations.width:
-            described = self._describe_annotations(annotations).filter(
-                (self._strings.gather(annotations["kind"]) == "host") & pl.col("step").is_not_null()
-            )
-            chosen = described.filter(pl.col("step").is_between(steps.first, steps.last))
-            if chosen.height:
-                end = (chosen["start_ns"] + chosen["duration_ns"]).max()
-                return Window(int(chosen["start_ns"].min()), int(end))  # type: ignore[arg-type]
-            if described.height:
-                numbers = described["step"].to_list()
-                have = f"it has steps {min(numbers)} to {max(numbers)}"
-                raise UsageError(f"no step of the trace is in the requested range: {have}")
-        raise NoStepMarksError("the trace has no step annotations to choose steps by: use a window of time instead")
+    def _window_of_steps(self, steps: StepRange) -> Window:
+        marks = []
+        for part in self._pieces("annotations"):
+            if part.height:
+                is_host = pl.Series("host", self._strings.gather(part["kind"]) == "host")
+                marks.append(self._describe_annotations(part).filter(is_host))
+        chosen = [part.select("start_ns", "duration_ns", "step") for part in marks]
+        return window_of_steps(pl.concat(chosen) if chosen else _NONE, steps)
 
-    def _write_table(
+    def _write_table(self, table: str, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None) -> None:
+        for rows in self._pieces(table):
+            self._write_rows(table, self._inside(rows), describe)
+
+    def _write_rows(
         self, table: str, frame: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     ) -> None:
-        text_columns = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
-        if frame.width and table in ("operators", "frames") and "parent" not in frame.columns:
-            frame = frame.with_columns(parent=parent_rows(frame))
         for first in range(0, frame.height, PART_ROWS):
-            part = frame.slice(first, PART_ROWS)
-            if describe is not None:
-                part = describe(part)
-            coded = [name for name in text_columns if name in part.columns and part.schema[name] == pl.UInt32]
-            part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
-            self._writer.write_part(table, self._named(table, conform(table, part)))
+            self._background.run(partial(self._write_part, table, frame.slice(first, PART_ROWS), describe))
+
+    def _write_part(
+        self, table: str, part: pl.DataFrame, describe: Callable[[pl.DataFrame], pl.DataFrame] | None
+    ) -> None:
+        if describe is not None:
+            part = describe(part)
+        texts = [name for name, dtype in SCHEMAS[table].items() if dtype is pl.String]
+        coded = [name for name in texts if name in part.columns and part.schema[name] == pl.UInt32]
+        part = part.with_columns([self._strings.gather(part[name]).alias(name) for name in coded])
+        self._writer.write_part(table, self._named(table, conform(table, part)))
+
+    def _write_frames(self) -> None:
+        nesting = Nesting()
+        for rows in self._pieces("frames"):
+            self._write_rows("frames", _nested(self._inside(rows), nesting), self._describe_frames)
 
     def _named(self, table: str, part: pl.DataFrame) -> pl.DataFrame:
         fillings = {"name": "unnamed", **({"device": "unknown"} if table == "device_work" else {})}
@@ -423,68 +547,63 @@ class Assembly:
             for name, column in zip(given, columns, strict=True)
         ).drop([name + _BY_NAME for name in given])
 
-    def _write_launches_and_work(self) -> None:
-        flows = self._take("flows")
-        operators = self._write_operators(flows)
-        launches = self._with_launch_kind(self._take("launches"))
-        work = self._take("device_work")
-        if self.window and work.width:
-            launched_inside = (
-                self._inside(launches)["correlation"].drop_nulls() if launches.width else pl.Series([], dtype=pl.Int64)
-            )
-            work = work.filter(self._is_inside(work) | pl.col("correlation").is_in(launched_inside.implode()))
-            if launches.width:
-                of_work = work["correlation"].drop_nulls().implode()
-                launches = launches.filter(self._is_inside(launches) | pl.col("correlation").is_in(of_work))
-        else:
-            launches = self._inside(launches)
-        if operators.width and launches.width:
-            launches = launches.with_columns(operator=operator_rows(launches, operators))
-        del operators
-        if work.width and launches.width:
-            work = work.with_columns(launch=launch_rows(work, launches, flows))
-            before = work["start_ns"] < launches["start_ns"].gather(work["launch"])
-            self._damage["work_before_launch"] += int(before.sum() or 0)
-        self._write_table("launches", launches)
-        self._write_table("device_work", work)
-
-    def _write_operators(self, flows: pl.DataFrame) -> pl.DataFrame:
-        """Write operators and their links, and return the columns needed to place launches."""
-        operators = self._inside(self._take("operators"))
-        if not operators.width:
-            return operators
-        operators = operators.with_columns(parent=parent_rows(operators))
-        self._write_table("operators", operators)
-        operators = operators.select("lane", "start_ns", "duration_ns", "parent", "sequence_number")
-        self._write_forward_backward(flows, operators)
-        return operators
-
-    def _with_launch_kind(self, launches: pl.DataFrame) -> pl.DataFrame:
-        if not launches.width:
-            return launches
-        return self._by_name(launches, {"kind": pl.String}, lambda name: (event_names.launch_kind(name),))
-
-    def _write_forward_backward(self, flows: pl.DataFrame, operators: pl.DataFrame) -> None:
-        if not flows.width or not operators.width:
-            return
-        forward_backward = self._codes_of(event_names.FORWARD_BACKWARD_FLOWS)
-        ends = flows.filter(pl.col("category").is_in(forward_backward)).drop("category")
-        ends = ends.with_columns(end=self._strings.gather(ends["end"]))
-        starting = operators.with_row_index("row").select("row", "lane", "start_ns", "sequence_number")
-        starting = starting.filter(pl.col("start_ns").is_in(ends["start_ns"].implode()))
-        rows = ends.join(starting, on=["lane", "start_ns"], how="inner")
-        pairs = rows.filter(pl.col("end") == "source").join(
-            rows.filter(pl.col("end") == "target"), on="flow", suffix="_target"
-        )
-        same = pl.col("sequence_number").eq_missing(pl.col("sequence_number_target"))
-        pairs = pairs.sort(same, "row", "row_target", descending=[True, True, True]).unique("flow", keep="first")
-        lost = ends.filter(pl.col("end") == "source")["flow"].n_unique() - pairs.height
-        if lost > 0 and self.window is None:
+    def _write_linked(self) -> None:
+        """Write operators, launches and device work, which refer to one another."""
+        by_correlation = self._spill.has("device_work", "correlation")
+        launches, operators = _Launches(by_correlation=by_correlation), Nesting()
+        pairs = _ForwardBackward(self._codes_of(event_names.FORWARD_BACKWARD_FLOWS), self._codes_of(["source"]))
+        launched, worked = self._correlations_of_the_window()
+        all_flows = []
+        for begin_ns, end_ns in pairwise(self._spill.bounds("operators", "launches")):
+            flows = self._rows("flows", begin_ns, end_ns)
+            first, calls = operators.count, self._rows("operators", begin_ns, end_ns)
+            calls = _nested(self._inside(calls), operators)
+            pairs.add(flows, calls, first)
+            self._write_rows("operators", calls)
+            self._write_launches(self._rows("launches", begin_ns, end_ns), worked, operators, launches)
+            if not by_correlation and flows.width:
+                all_flows.append(flows)
+        links, lost = pairs.links()
+        if lost and self.window is None and operators.count:
             self._damage["unmatched_forward_backward"] += lost
-        links = pairs.select(kind=pl.lit("forward_backward"), source="row", target="row_target").sort(
-            "source", "target"
-        )
-        self._write_table("links", links)
+        self._write_rows("links", links)
+        self._write_work(launches, pl.concat(all_flows) if all_flows else _NONE, launched)
+
+    def _correlations_of_the_window(self) -> tuple[pl.Series, pl.Series]:
+        """Return the numbers of launches in the window, and those of device work in it or launched there."""
+        launched, worked = ([pl.Series([], dtype=pl.Int64)] for _ in range(2))
+        if self.window is not None:
+            launched += [self._inside(part)["correlation"] for part in self._pieces("launches") if part.width]
+            numbers = pl.concat(launched).drop_nulls()
+            worked += [self._work(part, numbers)["correlation"] for part in self._pieces("device_work") if part.width]
+            return numbers, pl.concat(worked).drop_nulls()
+        return launched[0], worked[0]
+
+    def _work(self, rows: pl.DataFrame, launched: pl.Series) -> pl.DataFrame:
+        if self.window is None or not rows.width:
+            return rows
+        return rows.filter(self._is_inside(rows) | pl.col("correlation").is_in(launched.implode()))
+
+    def _write_launches(self, rows: pl.DataFrame, worked: pl.Series, operators: Nesting, launches: _Launches) -> None:
+        if self.window is not None and rows.width:
+            rows = rows.filter(self._is_inside(rows) | pl.col("correlation").is_in(worked.implode()))
+        if not rows.height:
+            return
+        rows = self._by_name(rows, {"kind": pl.String}, lambda name: (event_names.launch_kind(name),))
+        around = operators.innermost_at(rows["lane"].to_numpy(), rows["start_ns"].to_numpy())
+        launches.add(rows)
+        self._write_rows("launches", rows.with_columns(operator=nullable(around)))
+
+    def _write_work(self, launches: _Launches, flows: pl.DataFrame, launched: pl.Series) -> None:
+        if launches.count:
+            launches.finish(flows, (self._work(rows, launched) for rows in self._pieces("device_work")))
+        for rows in self._pieces("device_work"):
+            work = self._work(rows, launched)
+            if launches.count and work.height:
+                found, before = launches.of(work)
+                self._damage["work_before_launch"] += before
+                work = work.with_columns(launch=nullable(found))
+            self._write_rows("device_work", work)
 
     def _codes_of(self, words: Iterable[str]) -> list[int]:
         return (

@@ -12,17 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
 from gzip import BadGzipFile
 from pathlib import Path
-from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias
+from typing import BinaryIO, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
+import polars as pl
 import zstandard
 from isal import igzip_lib
 
@@ -199,6 +203,87 @@ def _resident_bytes() -> float:
         return 0.0
 
 
+_MOST_SPARE_THREADS: Final = 3
+_MOST_AHEAD: Final = 2
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+
+def spare_threads() -> int:
+    """Return how many threads may work beside the caller's: those of Polars (POLARS_MAX_THREADS, or the cores)."""
+    return min(_MOST_SPARE_THREADS, pl.thread_pool_size() - 1)
+
+
+def computed_ahead(
+    function: Callable[[_Item], _Result], items: Iterable[_Item], workers: int
+) -> Iterator[tuple[_Item, _Result]]:
+    """Yield each item, in order, with what the function returns for it, which `workers` threads compute ahead.
+
+    The caller's thread takes the items, and computes the first one, which is the only one of most files.
+    """
+    remaining = iter(items)
+    for item in itertools.islice(remaining, None if workers == 0 else 1):
+        yield item, function(item)
+    waiting: deque[tuple[_Item, Future[_Result]]] = deque()
+    with ThreadPoolExecutor(max(1, workers)) as pool:
+        for item in remaining:
+            waiting.append((item, pool.submit(function, item)))
+            if len(waiting) > workers + _MOST_AHEAD:
+                yield _first_of(waiting, function)
+        while waiting:
+            yield _first_of(waiting, function)
+
+
+def _first_of(
+    waiting: deque[tuple[_Item, Future[_Result]]], function: Callable[[_Item], _Result]
+) -> tuple[_Item, _Result]:
+    """Take the first item and its result; if that is not ready, compute a later one meanwhile."""
+    item, result = waiting.popleft()
+    if not result.done():
+        for place, (later, future) in enumerate(waiting):
+            if future.cancel():
+                own: Future[_Result] = Future()
+                own.set_result(function(later))
+                waiting[place] = later, own
+                break
+    return item, result.result()
+
+
+class Background:
+    """Runs calls in order, in one thread beside the caller's if a core is to spare; leaving it waits for all of them.
+
+    An error of a call is raised by a later `run`, or on leaving.
+    """
+
+    _MOST_WAITING: Final = 2
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1) if spare_threads() else None
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Background:
+        return self
+
+    def run(self, call: Callable[[], None]) -> None:
+        if self._pool is None:
+            call()
+            return
+        self._wait(self._MOST_WAITING)
+        self._waiting.append(self._pool.submit(call))
+
+    def _wait(self, fewer_than: int) -> None:
+        while len(self._waiting) >= fewer_than:
+            self._waiting.popleft().result()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._wait(1)
+        finally:
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+
+
 Progress: TypeAlias = Callable[[int, int | None], None]
 """Called with the compressed bytes read so far and in total, None if unknown."""
 ReadResult: TypeAlias = tuple[Metadata, tuple[TraceWarning, ...]]
@@ -293,6 +378,7 @@ def _decompressor() -> igzip_lib.IgzipDecompressor:
 
 
 BLOCK_BYTES: Final = 2 * 2**20
+_BLOCKS_AHEAD: Final = 4
 _DAMAGE_STEP_BYTES: Final = 2**16
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -340,13 +426,26 @@ class ByteSource:
         """Compressed bytes read so far."""
         return self._counted.count
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the content; stop early and set `damage` if the compressed data breaks off. Raises TooLargeError."""
+    def blocks(self, *, ahead: bool = False) -> Iterator[bytes]:
+        """Yield the content; stop early and set `damage` if the compressed data breaks off. Raises TooLargeError.
+
+        Args:
+            ahead: let a thread read and unpack the next blocks meanwhile; the caller must take all of them then.
+        """
         budget = current()
-        while block := self._next_block():
+        is_large = (self.total_bytes or 0) > BLOCK_BYTES  # not a pipe, which may never end
+        use_thread = ahead and is_large and spare_threads() > 0
+        for block in self._blocks_ahead() if use_thread else iter(self._next_block, b""):
             budget.unpack(len(block), self.read_bytes)
             yield block
             self.progress(self.read_bytes, self.total_bytes)
+
+    def _blocks_ahead(self) -> Iterator[bytes]:
+        with ThreadPoolExecutor(1) as pool:
+            following = deque(pool.submit(self._next_block) for _ in range(_BLOCKS_AHEAD))
+            while block := following.popleft().result():
+                following.append(pool.submit(self._next_block))
+                yield block
 
     def text_blocks(self) -> Iterator[bytes]:
         """Yield the content without a byte-order mark and white space at its beginning."""

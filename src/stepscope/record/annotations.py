@@ -337,7 +337,7 @@ def recorded_mark() -> Callable[[str], Any]:
 
 def _has_compiled() -> bool:
     utilities: Any = sys.modules.get("torch._dynamo.utils")
-    return bool(utilities is not None and utilities.counters["frames"])
+    return bool(utilities is not None and utilities.counters.get("frames"))
 
 
 CHECKPOINT_PREFIX: Final = "stepscope.checkpoint#"

@@ -20,7 +20,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any, Final
 
 from stepscope import guard
-from stepscope.record.lines import hide_from_compiler, is_users
+from stepscope.record.lines import compiles, hide_from_compiler, is_users
 from stepscope.record.program_objects import is_plain
 from stepscope.trace.program_facts import ConstantFacts, SparseFacts
 
@@ -103,7 +103,7 @@ class ConstantLook:
         import torch
         from torch.overrides import TorchFunctionMode
 
-        if torch._C._len_torch_function_stack() or _compiles() or sys.gettrace() is not None:
+        if torch._C._len_torch_function_stack() or compiles() or sys.gettrace() is not None:
             return
         look = self
 
@@ -334,13 +334,6 @@ def _is_eager_cuda(tensor: Any) -> bool:
     import torch
 
     return bool(tensor.device.type == "cuda" and not torch.cuda.is_current_stream_capturing())
-
-
-def _compiles() -> bool:
-    """Whether torch.compile has been called for anything, which would be recompiled if it were watched."""
-    kept = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
-    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    return bool(kept is not None and kept()) or any(callable(each) for each in list(backends.values()))
 
 
 def _name(function: Any) -> str:

@@ -216,7 +216,10 @@ def _optimizer_hook(seen: Callable[[StepSource], None]) -> Callable[[], None]:
     def remove() -> None:
         nonlocal steps
         steps = None
-        if "torch._dynamo" not in sys.modules:  # without the exclusion, a compiled optimizer would be recompiled
+        hooks = getattr(sys.modules["torch.optim.optimizer"], "_global_optimizer_post_hooks", ())
+        # Otherwise it stays, and does nothing: a compiled optimizer would be recompiled, and torch, which may be
+        # calling the hooks now, would fail at the next one.
+        if not compiles() and len(hooks) == 1:
             guard.unhook(handle)
 
     return remove
@@ -305,19 +308,22 @@ class _ForwardCalls:
     def _next_call(self, since_s: float) -> Any:
         """Return the next module that is called, after samples have found none for a while; None without one.
 
-        A program that compiles would trace what replaces every module's call.
+        A program that compiles would trace what replaces every module's call; one that may compile soon is left alone.
         """
-        if since_s < self._next_catch_s or compiles():
+        if since_s < self._next_catch_s or "torch._dynamo" in sys.modules:
             return None
         self._next_catch_s = since_s * 2
         base: Any = sys.modules["torch.nn.modules.module"].Module
         self._catches = True
-        restore = guard.put(base, "__call__", guard.around(base.__call__, before=self._called, unless=compiling()))
+        original = base.__call__
+        ours = guard.around(original, before=self._called, unless=compiling())
+        restore = guard.put(base, "__call__", ours)
         until = time.monotonic() + _CATCH_S
         while self._caught is None and not self._removed and time.monotonic() < until:
             time.sleep(_LOOK_S[0][1])
         with while_nothing_compiles():
             restore()
+            _restore_copies(ours, original)
         caught, self._caught, self._catches = self._caught, None, False
         return caught
 
@@ -358,6 +364,14 @@ class _ForwardCalls:
         with while_nothing_compiles():
             self._restore()
         return self._removed
+
+
+def _restore_copies(ours: Any, original: Any) -> None:
+    """Restore what modules that were imported meanwhile took for torch's own, as torch._dynamo does."""
+    for module in list(sys.modules.values()):
+        names = attributes(module)
+        for name in [name for name, value in list(names.items()) if value is ours]:
+            names[name] = original
 
 
 def _frames_around(calls: frozenset[Any]) -> list[FrameType]:

@@ -109,8 +109,10 @@ def compiles() -> bool:
 
     What replaces a method of its modules then is traced, and compiled as a part of the program.
     """
-    evaluation: Any = sys.modules.get("torch._dynamo.eval_frame")
-    return bool(getattr(evaluation, "cached_backends", None))
+    kept = getattr(sys.modules.get("torch._dynamo.utils"), "get_compilation_metrics", None)
+    backends = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    # None is that of functions that shall not be compiled, of which torch has some
+    return bool(kept is not None and kept()) or any(callable(each) for each in list(backends.values()))
 
 
 @contextlib.contextmanager

@@ -383,7 +383,8 @@ def profiler_is_active() -> bool:
 def _new_profiler(options: RecordOptions) -> Any:
     import torch.profiler
 
-    return torch.profiler.profile(
+    module: Any = torch.profiler
+    return module._KinetoProfile(  # `profile`, which counts steps of its own, leaves its counter in torch
         activities=_activities(),
         record_shapes=options.shapes,
         profile_memory=options.memory,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -243,19 +244,21 @@ def html_of(document: doc.Document, *, top: int = 0) -> bytes:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     drawn = {each.template for each in _every(document.blocks) if isinstance(each, doc.Drawing)}
     styles = dict.fromkeys(style for name, needed in _STYLES.items() if name in drawn for style in needed)
-    text = (
+    pieces = (
         _environment()
         .get_template("page.html.j2")
-        .render(
+        .generate(
             title=document.title,
             links=list(_links(document.blocks)),
-            body=_joined(document.blocks, 2, top),
+            blocks=_rendered(document.blocks, 2, top),
             styles=["report.css", *styles],
             script=Markup(script),
             script_hash=f"sha256-{digest}",
         )
     )
-    return text.encode("utf-8", "backslashreplace")
+    page = io.BytesIO()
+    page.writelines(piece.encode("utf-8", "backslashreplace") for piece in pieces)
+    return page.getvalue()
 
 
 @cache
@@ -306,10 +309,15 @@ def _links(blocks: Sequence[doc.Block]) -> Iterator[tuple[str, str]]:
         yield from ((each.id, each.link) for each in blocks if isinstance(each, doc.Section) and each.link)
 
 
-def _joined(blocks: Sequence[doc.Block], level: int, top: int) -> Markup:
+def _rendered(blocks: Sequence[doc.Block], level: int, top: int) -> Iterator[Markup]:
     has_links = sum(isinstance(block, doc.Group) for block in blocks) > 1
-    shown = (block for block in blocks if doc.is_printed(block, "page", "off text"))
-    return Markup("").join(_block(block, level, top, has_links) for block in shown)
+    for block in blocks:
+        if doc.is_printed(block, "page", "off text"):
+            yield _block(block, level, top, has_links)
+
+
+def _joined(blocks: Sequence[doc.Block], level: int, top: int) -> Markup:
+    return Markup("").join(_rendered(blocks, level, top))
 
 
 def _block(block: doc.Block, level: int, top: int, has_links: bool) -> Markup:

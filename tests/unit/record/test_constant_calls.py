@@ -21,7 +21,7 @@ buffer = torch.ones(16)
 @pytest.fixture(autouse=True)
 def users(monkeypatch: pytest.MonkeyPatch) -> None:
     """This file is the user's, and no other; whatever other tests have compiled is not the program's."""
-    monkeypatch.setattr(constant_calls, "_compiles", lambda: False)
+    monkeypatch.setattr(constant_calls, "compiles", lambda: False)
     monkeypatch.setattr(lines, "_is_user", defaultdict(bool, {__file__: True}))
 
 

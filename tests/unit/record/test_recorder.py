@@ -211,7 +211,7 @@ def test_a_failing_profiler_is_told_once(
     def broken(_: object) -> None:
         raise RuntimeError("no counters")
 
-    monkeypatch.setattr(torch.profiler.profile, "start_trace", broken)
+    monkeypatch.setattr(torch.profiler._KinetoProfile, "start_trace", broken)
     recorder = Recorder(PLAIN)
     recorder.start()
     recorder.step()

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import tracemalloc
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,7 +18,8 @@ from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, Pictu
 from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, NotAnswered, Remedy
 from stepscope.report.diagnosis import MAXIMUM_BARS
-from stepscope.report.html import cause_view
+from stepscope.report.document import Document, Group, Text
+from stepscope.report.html import cause_view, html_of
 from stepscope.trace import Metadata, TraceWarning
 from tests.unit.hand_built import IDLE, INPUT_BOUND, STEPS, empty, full
 from tests.unit.rendered import html_report
@@ -367,3 +369,17 @@ def test_the_page_names_no_outside_address() -> None:
 
     # Then
     assert re.findall(r"https?://\S+|//[a-z]+\.[a-z]+|@import|url\(", report) == []
+
+
+def test_a_page_of_many_ranks_is_held_about_once() -> None:
+    """Memory, as it is allocated, beside the page itself: that of one rank at a time."""
+    ranks = tuple(Group(f"rank {number}", (Text("word " * 50_000),), f"r{number}") for number in range(20))
+    html_of(Document("ranks", ranks[:2]))  # templates are compiled once
+    tracemalloc.start()
+    try:
+        page = html_of(Document("ranks", ranks))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 2 * len(page)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import polars as pl
@@ -13,8 +14,9 @@ from stepscope.readers.assembly import Assembly, Spill
 from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS
 from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import columns as names
-from stepscope.readers.gaudi.columns import HARDWARE, GaudiColumns
+from stepscope.readers.gaudi.columns import DIALECT, HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
+from stepscope.readers.kineto.scanned import scan
 from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device
 from stepscope.trace.model import StoreWriter
@@ -404,7 +406,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     stream = EventStream(source)
     columns = GaudiColumns(stream.damage)  # no window here: matching calls to work needs all events
     spill = Spill(writer.directory)
-    kineto.gather(source.name, stream.chunks(), columns, spill)  # the scanner does not know this bridge's arguments
+    kineto.gather(source.name, stream.scans(partial(scan, dialect=DIALECT)), columns, spill)
     header = kineto.header_of(stream)
     Sorting(columns, spill).sort()
     spill.flush()

@@ -6,10 +6,13 @@ Whether a row of the bridge belongs to a device or to a host thread is known onl
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.readers.event_names import copy_kind, launch_kind
@@ -17,6 +20,7 @@ from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.arguments import MISSING, OptionalIdentifier, OptionalInt
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import Damage, Event
+from stepscope.readers.kineto.scanned import NO_INTEGER, TABLES, Coded, Dialect, Rows, RowTables, combined
 
 CATEGORIES: Final = frozenset(
     {
@@ -161,11 +165,21 @@ class Hardware(msgspec.Struct, gc=False):
     size: OptionalInt = None
 
 
+DIALECT: Final = Dialect(
+    (
+        (HARDWARE, CATEGORIES, Hardware),
+        *((table, categories - CATEGORIES, kind) for table, categories, kind in TABLES),
+    )
+)
+"""What the scanner reads: torch's events as in any trace, the bridge's as rows of HARDWARE."""
+
+
 class GaudiColumns(Columns):
     """The columns of a Kineto file, with the bridge's events set aside in the table HARDWARE."""
 
     def __init__(self, damage: Damage) -> None:
         super().__init__(damage)
+        self.row_tables = _GaudiRowTables(self.pool, self._lane_of, self.queues, damage)
         self.units: set[int] = set()
         """Lanes of an engine's additional units; their work is on the lane of the first unit."""
 
@@ -182,12 +196,11 @@ class GaudiColumns(Columns):
 
     def _hardware(self, category: str, events: list[Event]) -> dict[str, pl.Series]:
         args = arguments.decode(events, Hardware, self.damage)
-        recipes = [a.recipe_handle if a.recipe in (None, 0, "0", "") else a.recipe for a in args]
         return {
             "category": self.pool.codes([category] * len(events)),
             "event": self.pool.optional_codes([a.event or None for a in args]),
-            "node": self.pool.optional_codes([_node(a) for a in args]),
-            "recipe": self.pool.optional_codes([r if r not in (0, "0", "", "0x0") else None for r in recipes]),
+            "node": self.pool.optional_codes([_node(a.node, a.original_nodes) for a in args]),
+            "recipe": self.pool.optional_codes([_recipe(a.recipe, a.recipe_handle) for a in args]),
             "recipe_name": self.pool.optional_codes([a.recipe_name or a.other_recipe_name or None for a in args]),
             "data_type": self.pool.optional_codes([number_type(a.data_type or "") for a in args]),
             "device": self.pool.optional_codes([a.device for a in args]),
@@ -195,12 +208,47 @@ class GaudiColumns(Columns):
         }
 
 
-def _node(args: Hardware) -> str | None:
+class _GaudiRowTables(RowTables):
+    """Makes the columns of the table HARDWARE from rows, equal to those of `GaudiColumns`."""
+
+    def _arguments(self, category: str, rows: Rows) -> dict[str, npt.NDArray[Any]]:
+        if rows.table != HARDWARE:
+            return super()._arguments(category, rows)
+
+        def of(meaning: Callable[..., Any], *names: str) -> npt.NDArray[Any]:
+            return self.text(combined([rows.coded(name) for name in names]), lambda values: meaning(*values))
+
+        sizes = rows.coded("bytes")
+        return {
+            "category": self.text(Coded(np.zeros(len(rows), np.uint32), [category])),
+            "event": of(lambda event: event or None, "event"),
+            "node": of(_node, "node", "original_nodes"),
+            "recipe": of(_recipe, "recipe", "recipe_handle"),
+            "recipe_name": of(lambda name, other: name or other or None, "recipe_name", "other_recipe_name"),
+            "data_type": of(lambda name: number_type(name or ""), "data_type"),
+            "device": self.text(rows.coded("device")),
+            "bytes": np.where(
+                sizes.is_null(), rows.integers("size"), sizes.translated(_whole_numbers, NO_INTEGER, np.int64)
+            ),
+        }
+
+
+def _recipe(recipe: int | str | None, handle: int | str | None) -> int | str | None:
+    found = handle if recipe in (None, 0, "0", "") else recipe
+    return None if found in (0, "0", "", "0x0") else found
+
+
+def _node(node: str | None, original_nodes: msgspec.Raw | None) -> str | None:
     """The node of the graph, which distinguishes work of the same name."""
-    if args.node:
-        return args.node[:_LONGEST_NODE]
-    original = bytes(args.original_nodes)
+    if node:
+        return node[:_LONGEST_NODE]
+    original = bytes(original_nodes or MISSING)
     return None if original in (b"null", b'""', b"[]") else original[:_LONGEST_NODE].decode("utf-8", "replace")
+
+
+def _whole_numbers(values: Sequence[int | str]) -> list[int]:
+    numbers = map(_whole, values)
+    return [NO_INTEGER if number is None else number for number in numbers]
 
 
 def _whole(value: int | str) -> int | None:

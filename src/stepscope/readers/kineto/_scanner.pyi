@@ -2,6 +2,8 @@
 
 from typing import TypeAlias
 
+from stepscope.readers.kineto.scanned import SqliteRows, XplaneEvents
+
 _Coded: TypeAlias = tuple[bytes, bytes]
 """UInt32 codes, and the values that they number as a JSON list."""
 _Kinds: TypeAlias = tuple[tuple[tuple[bytes, ...], tuple[tuple[bytes, int], ...]], ...]
@@ -14,3 +16,7 @@ _Group: TypeAlias = tuple[bytes, bytes, bytes, _Rows | None]
 INTERFACE: int
 
 def scan(text: bytes, exact: bool, kinds: _Kinds, instant: bytes, /) -> tuple[int, int, bool, list[_Group]] | None: ...
+def sqlite_rows(
+    pages: bytes, page_size: int, usable: int, wanted: tuple[tuple[int, bool], ...], skip: int, most: int, /
+) -> SqliteRows | None: ...
+def xplane_events(data: bytes, roles: bytes, /) -> XplaneEvents | None: ...

@@ -5,6 +5,7 @@ Times are int64 nanoseconds on the file's clock; `assembly` shifts them to the s
 
 from __future__ import annotations
 
+import contextlib
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
@@ -107,6 +108,7 @@ def _joined(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
 
 Batch: TypeAlias = dict[str, pl.DataFrame]
 _ZERO_TIME_LIMIT_NS: Final = 10**12
+_HOST_TABLES: Final = ("operators", "launches", "frames")
 
 
 class Columns:
@@ -136,7 +138,7 @@ class Columns:
         self._seen_names: set[tuple[str, Any, Any]] = set()
         self._has_correlation = False
         self.pairs = Pairs(damage)
-        self._row_tables = RowTables(self.pool, self._lane_of, self.queues, damage)
+        self.row_tables = RowTables(self.pool, self._lane_of, self.queues, damage)
 
     def batch(self, events: list[Event] | Scan) -> Batch:
         self.events += len(events)
@@ -155,7 +157,7 @@ class Columns:
             else:
                 self._complete(category.lower(), group, batch)
         if scan is not None and scan.memory is not None:
-            _append(batch, "memory", self._row_tables.memory(scan.memory))
+            _append(batch, "memory", self.row_tables.memory(scan.memory))
         self._memory(others.pop("i", []) + others.pop("I", []), batch)
         for phase, end in (("s", "source"), ("f", "target")):
             if scan is not None and phase in scan.flows:
@@ -224,7 +226,7 @@ class Columns:
         if kept:
             frame = self._slices(kept, start, duration, build(kept))
             _append(batch, table, frame)
-            if table in ("operators", "launches", "frames"):
+            if table in _HOST_TABLES:
                 self.host_lanes.update(frame["lane"].unique())
 
     def _builder(self, category: str, group: list[Event]) -> tuple[str, Any]:
@@ -251,9 +253,9 @@ class Columns:
         if len(kept):
             if rows.table == "device_work":
                 self._has_correlation = self._has_correlation or kept.has("correlation")
-            frame = self._row_tables.slices(category, kept)
+            frame = self.row_tables.slices(category, kept)
             _append(batch, rows.table, frame)
-            if rows.table != "device_work":
+            if rows.table in _HOST_TABLES:
                 self.host_lanes.update(np.unique(frame["lane"].to_numpy()).tolist())
 
     def _usable(
@@ -410,17 +412,27 @@ class Columns:
                 "lane": self._lane_codes(events),
                 "end": self.pool.codes([end] * len(events)),
                 "category": self.pool.codes([event.cat for event in events]),
-                "flow": self.pool.optional_codes([event.id for event in events]),
+                "flow": arguments.integers([self._flow_number(event.id) for event in events]),
             }
         )
         _append(batch, "flows", frame.filter(pl.Series(fits)))
+
+    def _flow_number(self, written: int | str | None) -> int | None:
+        """Return a flow's id if it is an integer, else a number far from those that profilers give."""
+        if written is None:
+            return None
+        with contextlib.suppress(ValueError):
+            number = int(written)
+            if abs(number) < 2**63 and str(number) == str(written):
+                return number
+        return 2**62 + int(self.pool.numbers([written])[0])
 
     def _flow_rows(self, end: str, rows: Rows, batch: Batch) -> None:
         if self._has_correlation:
             wanted = [category in FORWARD_BACKWARD_FLOWS for category in rows.names.values]
             rows = rows.filtered(np.array(wanted)[rows.names.codes])
         if len(rows):
-            _append(batch, "flows", self._row_tables.flows(end, rows))
+            _append(batch, "flows", self.row_tables.flows(end, rows))
 
     def _counters(self, events: list[Event], batch: Batch) -> None:
         timed = [event for event in events if event.ts is not None]

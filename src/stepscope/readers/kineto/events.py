@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
-from stepscope.readers.source import ByteSource, current
+from stepscope.readers.source import ByteSource, computed_ahead, current, spare_threads
 
 if TYPE_CHECKING:
     from stepscope.readers.kineto.scanned import Scan
@@ -230,6 +230,8 @@ def _identifier(value: Any) -> int | str:
 
 
 CHUNK_BYTES: Final = 4 * 2**20
+_SMALL_CHUNKS: Final = 8
+"""After these, chunks are twice as large: making columns of them takes a third less time, but more memory."""
 MAXIMUM_EVENT_BYTES: Final = 64 * 2**20
 MAXIMUM_HEADER_BYTES: Final = 16 * 2**20
 """Bytes kept of the text before and after the events; the search for the events continues beyond it."""
@@ -243,6 +245,18 @@ _BACKWARD_TRIES: Final = 1000
 
 
 _Events = TypeVar("_Events", "list[Event]", "list[Event] | Scan")
+
+
+class _Piece(NamedTuple):
+    """Whole events, comma-separated; the last piece may include what follows the array.
+
+    Attributes:
+        is_skipped: whether it is too long without an event that begins in it; the next piece goes on after it.
+    """
+
+    text: bytes
+    is_last: bool = False
+    is_skipped: bool = False
 
 
 class Scanner(Protocol):
@@ -262,9 +276,10 @@ class EventStream:
 
     def __init__(self, source: ByteSource) -> None:
         self._source = source
-        self._blocks = source.blocks()
+        self._blocks = source.blocks(ahead=True)
         self._exact = False
         self._seen = 0
+        self._comma = b""
         self.before = b""
         self.after = b""
         self.closed = False
@@ -275,35 +290,56 @@ class EventStream:
 
         Raises NotATraceError.
         """
-        for text, is_last in self._pieces():
-            yield self._counted(self._exactly_decoded(text, is_last=is_last))
+        for piece in self._pieces():
+            if self._has_events(piece):
+                yield self._counted(self._exactly_decoded(piece.text, is_last=piece.is_last))
 
     def scans(self, scanner: Scanner) -> Iterator[list[Event] | Scan]:
-        """Yield the events of each chunk as the scanner returns them, or else decoded; raise NotATraceError."""
-        for text, is_last in self._pieces():
-            scan = self._scan(scanner, text, is_last=is_last)
-            yield self._counted(self._exactly_decoded(text, is_last=is_last) if scan is None else scan)
+        """Yield the events of each chunk as the scanner returns them, or else decoded; raise NotATraceError.
 
-    def _pieces(self) -> Iterator[tuple[bytes, bool]]:
-        yield from self._texts(self._find_array())
-        for block in self._blocks:  # the text after the array may span blocks
-            self._keep_after(block)
+        Threads scan pieces ahead, which is in vain for one after the array, and again if times turn out to be large.
+        """
+
+        def scanned(piece: _Piece) -> tuple[bool, Scan | None]:
+            exact = self._exact
+            return exact, None if piece.is_skipped else scanner(piece.text, exact=exact)
+
+        for piece, (exact, scan) in computed_ahead(scanned, self._pieces(), spare_threads()):
+            if self._has_events(piece):
+                text, is_last = piece.text, piece.is_last
+                if exact is not self._exact:
+                    scan = scanner(text, exact=self._exact)
+                if scan is not None and self._accepts(scan, text, is_last=is_last):
+                    yield self._counted(scan)
+                else:
+                    yield self._counted(self._exactly_decoded(text, is_last=is_last))
+
+    def _pieces(self) -> Iterator[_Piece]:
+        return self._texts(self._find_array())
+
+    def _has_events(self, piece: _Piece) -> bool:
+        """Whether events of the array may begin in a piece; other pieces are counted or kept as what follows it."""
+        has_events = not self.closed and not piece.is_skipped
+        if self.closed:
+            self._keep_after(self._comma + piece.text)
+        elif piece.is_skipped:
+            self.damage["oversized_event"] += 1
+        self._comma = b"" if piece.is_skipped else b","
+        return has_events
 
     def _counted(self, events: _Events) -> _Events:
         self._seen += len(events)
         current().require("rows", self._seen)  # also those that are skipped
         return events
 
-    def _scan(self, scanner: Scanner, text: bytes, *, is_last: bool) -> Scan | None:
-        """Scan a text; set `closed` and `after` if the array ends in it."""
-        scan = scanner(text, exact=self._exact)
-        if scan is not None and scan.end is not None:
+    def _accepts(self, scan: Scan, text: bytes, *, is_last: bool) -> bool:
+        """Whether a scan of the text counts; sets `closed` and `after` if the array ends in it."""
+        if scan.end is not None:
             if not _ends_array(text, scan.end, is_last=is_last):
-                return None
+                return False
             self._close(text[scan.end :])
-        if scan is not None:
-            self._exact = scan.exact
-        return scan
+        self._exact = scan.exact
+        return True
 
     def _exactly_decoded(self, text: bytes, *, is_last: bool) -> list[Event]:
         damage = self.damage.copy()
@@ -342,30 +378,25 @@ class EventStream:
             raise UnreadableTraceError(f"{self._source.name} cannot be unpacked: {self._source.damage}")
         raise NotATraceError(f"{self._source.name} is not a trace: no list of trace events was found in it")
 
-    def _texts(self, first: bytes) -> Iterator[tuple[bytes, bool]]:
-        """Yield whole events, comma-separated, in texts of about CHUNK_BYTES, and whether the text is the last one.
-
-        The last text may include what follows the array.
-        """
-        parts, searched = [first], 0
+    def _texts(self, first: bytes) -> Iterator[_Piece]:
+        """Yield pieces of about CHUNK_BYTES; the comma between two is left out."""
+        parts, searched, cuts = [first], 0, 0
         for block in self._blocks:
             parts.append(block)
             size = sum(map(len, parts))
-            if size < CHUNK_BYTES:
+            if size < (CHUNK_BYTES if cuts < _SMALL_CHUNKS else 2 * CHUNK_BYTES):
                 continue
             cut = _cut(parts, searched)
             searched = len(parts) - 1  # a boundary may straddle the end of the last part
             if cut is not None:
                 text, rest = cut
-                yield text, False
-                if self.closed:  # the array ended in this text, so the rest follows the array
-                    self._keep_after(b"," + rest)
-                    return
-                parts, searched = [rest], 0
+                yield _Piece(text)
+                parts, searched, cuts = [rest], 0, cuts + 1
             elif size > MAXIMUM_EVENT_BYTES:
-                self.damage["oversized_event"] += 1
-                parts, searched = [b"".join(parts)[-_SEARCH_BYTES:]], 0
-        yield b"".join(parts), True
+                text = b"".join(parts)
+                yield _Piece(text[:-_SEARCH_BYTES], is_skipped=True)
+                parts, searched = [text[-_SEARCH_BYTES:]], 0
+        yield _Piece(b"".join(parts), is_last=True)
 
     def _decode(self, text: bytes, *, is_last: bool) -> list[Event]:
         """Decode a text; set `closed` and `after` if the array ends in it."""

@@ -28,16 +28,17 @@ try:
 except ImportError:  # it was not built, and the Python reader serves
     _scanner = None  # type: ignore[assignment]
 
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """What the scanner takes and returns; native/scanner.cpp has the same number."""
 INSTANT: Final = "[memory]"
-_TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
+TABLES: Final[tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]] = (
     ("operators", arguments.OPERATOR_CATEGORIES, arguments.Operator),
     ("launches", arguments.LAUNCH_CATEGORIES, arguments.Launch),
     ("device_work", arguments.DEVICE_CATEGORIES, arguments.DeviceWork),
     ("frames", arguments.FRAME_CATEGORIES, arguments.Frame),
     ("memory", frozenset(), arguments.Memory),
 )
+"""Tables, the categories of their events, and their arguments; last are those of instants."""
 _TYPES: Final = (
     arguments.OptionalInt,
     arguments.OptionalNumber,
@@ -48,18 +49,10 @@ _TYPES: Final = (
 )
 """Types of fields, in the order of `FieldType` in native/scanner.cpp; an `Any` is left to the Python reader."""
 _DTYPES: Final = (np.int64, np.float64)
-_FIELDS: Final = {table: msgspec.structs.fields(kind) for table, _, kind in _TABLES}
-_KINDS: Final = tuple(
-    (
-        tuple(category.encode() for category in sorted(categories)),
-        tuple((field.encode_name.encode(), _TYPES.index(field.type)) for field in _FIELDS[table]),
-    )
-    for table, categories, _ in _TABLES
-)
-_NO_INTEGER: Final = np.iinfo(np.int64).min
+NO_INTEGER: Final = np.iinfo(np.int64).min
 _NO_CODE: Final = np.iinfo(np.uint32).max
 _NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
-    np.dtype(np.int64): (np.int64(_NO_INTEGER), pl.Series([None], dtype=pl.Int64)),
+    np.dtype(np.int64): (np.int64(NO_INTEGER), pl.Series([None], dtype=pl.Int64)),
     np.dtype(np.uint32): (np.uint32(_NO_CODE), pl.Series([None], dtype=pl.UInt32)),
     np.dtype(np.float64): (None, pl.Series([None], dtype=pl.Float64)),
 }
@@ -67,6 +60,10 @@ _NULLS: Final[dict[np.dtype[Any], tuple[Any, pl.Series]]] = {
 _MOST_COMBINATIONS: Final = 2**18
 _CodeArray: TypeAlias = npt.NDArray[np.uint32]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
+XplaneEvents: TypeAlias = tuple[int, bytes, bytes, bytes, bytes, tuple[bytes, bytes, bytes, bytes, bytes]]
+"""Bytes decoded; names, starts, durations and whether they last; role, event, tag, number and content of statistics."""
+SqliteRows: TypeAlias = tuple[int, tuple[bytes | list[str | None], ...], int, int]
+"""Number of rows, columns (Int64 with `NO_INTEGER` for null, or texts), and page and cell of the next row."""
 
 
 class Coded(NamedTuple):
@@ -79,6 +76,9 @@ class Coded(NamedTuple):
     codes: _CodeArray
     values: Sequence[Any]
     in_order: bool = True
+
+    def is_null(self) -> _Mask:
+        return np.equal(self.codes, _NO_CODE)
 
     def filtered(self, mask: _Mask) -> Coded:
         return Coded(self.codes[mask], self.values, in_order=False)
@@ -173,22 +173,22 @@ class Rows:
 
     def has(self, name: str) -> bool:
         """Whether a field of integers has any value."""
-        return bool((self.integers(name) != _NO_INTEGER).any())
+        return bool((self.integers(name) != NO_INTEGER).any())
 
     def coded(self, name: str) -> Coded:
         column = self._fields[name]
         return column if isinstance(column, Coded) else Coded(np.full(len(self), _NO_CODE, np.uint32), ())
 
     def integers(self, name: str) -> npt.NDArray[np.int64]:
-        """Return a field's values, `_NO_INTEGER` for null; fractions are cut off."""
+        """Return a field's values, `NO_INTEGER` for null; fractions are cut off."""
         column = self._fields[name]
         if column is None:
-            return np.full(len(self), _NO_INTEGER)
+            return np.full(len(self), NO_INTEGER)
         if isinstance(column, Coded):
-            return column.translated(_whole_numbers, _NO_INTEGER, np.int64)  # type: ignore[no-any-return]
+            return column.translated(_whole_numbers, NO_INTEGER, np.int64)  # type: ignore[no-any-return]
         if column.dtype == np.float64:
             missing = np.isnan(column)
-            return np.where(missing, _NO_INTEGER, np.where(missing, 0, column).astype(np.int64))
+            return np.where(missing, NO_INTEGER, np.where(missing, 0, column).astype(np.int64))
         return column
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
@@ -199,7 +199,28 @@ class Rows:
 
 def _whole_numbers(values: Sequence[Any]) -> list[int]:
     numbers = map(arguments.integer, values)
-    return [_NO_INTEGER if number is None else number for number in numbers]
+    return [NO_INTEGER if number is None else number for number in numbers]
+
+
+class Dialect:
+    """Which events the scanner makes rows of, for `scan`; `tables` as in TABLES."""
+
+    def __init__(self, tables: tuple[tuple[str, frozenset[str], type[msgspec.Struct]], ...]) -> None:
+        self._tables = {category: table for table, categories, _ in tables for category in categories}
+        self.fields = {table: msgspec.structs.fields(kind) for table, _, kind in tables}
+        self.kinds = tuple(
+            (
+                tuple(category.encode() for category in sorted(categories)),
+                tuple((field.encode_name.encode(), _TYPES.index(field.type)) for field in self.fields[table]),
+            )
+            for table, categories, _ in tables
+        )
+
+    def table(self, phase: bytes, category: str) -> str:
+        return self._tables[category] if phase == b"X" else "memory" if phase == b"i" else ""
+
+
+KINETO: Final = Dialect(TABLES)
 
 
 @dataclass(frozen=True)
@@ -232,16 +253,16 @@ def is_built() -> bool:
     return _scanner is not None and _scanner.INTERFACE == INTERFACE
 
 
-def scan(text: bytes, *, exact: bool) -> Scan | None:
+def scan(text: bytes, *, exact: bool, dialect: Dialect = KINETO) -> Scan | None:
     """Scan comma-separated events; None if they must be decoded in another way, or without a scanner."""
     if not is_built():
         return None
-    found = _scanner.scan(text, exact, _KINDS, INSTANT.encode())
+    found = _scanner.scan(text, exact, dialect.kinds, INSTANT.encode())
     if found is None:
         return None
     count, end, needs_exact, groups = found
     if needs_exact and not exact:
-        return scan(text, exact=True)
+        return scan(text, exact=True, dialect=dialect)
     complete: dict[str, Rows | list[Event]] = {}
     flows: dict[str, Rows] = {}
     memory = None
@@ -249,7 +270,7 @@ def scan(text: bytes, *, exact: bool) -> Scan | None:
     try:
         for phase, written, spans, columns in groups:
             category = msgspec.json.decode(written, type=str) if written else ""
-            rows = None if columns is None else _rows(_table(phase, category.lower()), columns)
+            rows = None if columns is None else _rows(dialect, dialect.table(phase, category.lower()), columns)
             if rows is None:
                 events = _decoded(text, spans, exact=exact)
                 if phase == b"X":
@@ -267,10 +288,21 @@ def scan(text: bytes, *, exact: bool) -> Scan | None:
     return Scan(count, None if end < 0 else end, exact, complete, memory, flows, others)
 
 
-def _table(phase: bytes, category: str) -> str:
-    if phase == b"X":
-        return next(table for table, categories, _ in _TABLES if category in categories)
-    return "memory" if phase == b"i" else ""
+def xplane_events(data: bytes, roles: bytes) -> XplaneEvents | None:
+    """Decode the events of a line of an XLA profile; None if Python must do it, or without a scanner."""
+    return _scanner.xplane_events(data, roles) if is_built() else None
+
+
+def sqlite_rows(
+    pages: bytes, page_size: int, usable: int, wanted: tuple[tuple[int, bool], ...], skip: int, most: int
+) -> SqliteRows | None:
+    """Decode up to `most` rows from leaf pages after the first `skip`; None if SQLite must do it, or without a scanner.
+
+    Args:
+        usable: bytes of a page without those reserved at its end.
+        wanted: place in the record, in this order, and whether it is text.
+    """
+    return _scanner.sqlite_rows(pages, page_size, usable, wanted, skip, most) if is_built() else None
 
 
 def _decoded(text: bytes, spans: bytes, *, exact: bool) -> list[Event]:
@@ -279,7 +311,7 @@ def _decoded(text: bytes, spans: bytes, *, exact: bool) -> list[Event]:
     return decode_events(b",".join(pieces), exact=exact)
 
 
-def _rows(table: str, columns: tuple[Any, ...]) -> Rows | None:
+def _rows(dialect: Dialect, table: str, columns: tuple[Any, ...]) -> Rows | None:
     """Build the rows of a table; None for what only `Columns` sorts into tables."""
     start, duration, names, lanes, values = columns
     lane_type = tuple[int | str, int | str]
@@ -287,7 +319,7 @@ def _rows(table: str, columns: tuple[Any, ...]) -> Rows | None:
     if table == "operators" and any(map(is_annotation, named.values)):
         return None
     fields: dict[str, _Column] = {}
-    for field, value in zip(_FIELDS.get(table, ()), values, strict=True):
+    for field, value in zip(dialect.fields.get(table, ()), values, strict=True):
         place = _TYPES.index(field.type)
         if value is None:
             fields[field.name] = None
@@ -316,18 +348,13 @@ class RowTables:
         self._damage = damage
 
     def slices(self, category: str, rows: Rows) -> pl.DataFrame:
-        if rows.table == "device_work":
-            specific = self._device_work(category, rows)
-        else:
-            build = {"operators": self._operators, "launches": self._launches, "frames": self._frames}[rows.table]
-            specific = build(rows)
         frame = with_nulls(
             {
                 "start_ns": rows.start_ns,
                 "duration_ns": rows.duration_ns,
-                "name": self._text(rows.names),
+                "name": self.text(rows.names),
                 "lane": self._lanes(rows),
-                **specific,
+                **self._arguments(category, rows),
             }
         )
         if rows.table == "device_work":
@@ -335,11 +362,16 @@ class RowTables:
             frame.replace_column(frame.get_column_index("registers"), registers)
         return frame
 
+    def _arguments(self, category: str, rows: Rows) -> dict[str, npt.NDArray[Any]]:
+        if rows.table == "device_work":
+            return self._device_work(category, rows)
+        return {"operators": self._operators, "launches": self._launches, "frames": self._frames}[rows.table](rows)
+
     def memory(self, rows: Rows) -> pl.DataFrame:
         kinds, devices = rows.integers("device_type"), rows.integers("device_id")
-        is_host = (kinds == 0) | (kinds == _NO_INTEGER) | (devices == -1) | (devices == _NO_INTEGER)
-        different, place = np.unique(np.where(is_host, _NO_INTEGER, devices), return_inverse=True)
-        words = ["cpu" if each == _NO_INTEGER else str(each) for each in different.tolist()]
+        is_host = (kinds == 0) | (kinds == NO_INTEGER) | (devices == -1) | (devices == NO_INTEGER)
+        different, place = np.unique(np.where(is_host, NO_INTEGER, devices), return_inverse=True)
+        words = ["cpu" if each == NO_INTEGER else str(each) for each in different.tolist()]
         numbers = ("address", "bytes", "total_allocated", "total_reserved")
         return with_nulls(
             {
@@ -356,8 +388,8 @@ class RowTables:
                 "start_ns": rows.start_ns,
                 "lane": self._lanes(rows),
                 "end": np.full(len(rows), self._pool.numbers([end])[0], np.uint32),
-                "category": self._text(rows.names),
-                "flow": np.array(self._pool.numbers(rows.duration_ns.tolist()), np.uint32),
+                "category": self.text(rows.names),
+                "flow": rows.duration_ns,
             }
         )
 
@@ -365,13 +397,13 @@ class RowTables:
         return {
             **{name: rows.integers(name) for name in ("sequence_number", "forward_thread", "external_id")},
             **{name: self._raw(rows.coded(name)) for name in ("input_shapes", "input_types", "input_values")},
-            "call_stack": self._text(rows.coded("call_stack"), lambda stack: stack or None),
+            "call_stack": self.text(rows.coded("call_stack"), lambda stack: stack or None),
         }
 
     def _launches(self, rows: Rows) -> dict[str, npt.NDArray[Any]]:
         return {
             "correlation": rows.integers("correlation"),
-            "kernel": self._text(rows.coded("kernel")),
+            "kernel": self.text(rows.coded("kernel")),
             "external_id": _either(rows.integers("external_id"), rows.integers("old_external_id")),
             "bytes": rows.integers("bytes"),
         }
@@ -386,9 +418,9 @@ class RowTables:
         for (lane, _, _), queue in zip(places.values, queues.values, strict=True):
             self._queues.setdefault(self._lane_of[lane], queue)
         return {
-            "kind": self._text(copies, lambda copy: arguments.device_work_kind(category, *copy)),
-            "device": self._text(queues, lambda queue: queue[0]),
-            "queue": self._text(queues, lambda queue: queue[1]),
+            "kind": self.text(copies, lambda copy: arguments.device_work_kind(category, *copy)),
+            "device": self.text(queues, lambda queue: queue[0]),
+            "queue": self.text(queues, lambda queue: queue[1]),
             "external_id": _either(rows.integers("external_id"), rows.integers("old_external_id")),
             "bytes": _either(rows.integers("bytes"), rows.integers("size")),
             "registers": rows.integers("registers"),
@@ -397,13 +429,13 @@ class RowTables:
             "correlation": rows.integers("correlation"),
             **{name: self._raw(rows.coded(name)) for name in ("grid", "block")},
             "blocks_per_multiprocessor": rows.numbers("blocks_per_multiprocessor"),
-            **{name: self._text(rows.coded(name)) for name in ("collective", "group")},
+            **{name: self.text(rows.coded(name)) for name in ("collective", "group")},
             **{name: rows.integers(name) for name in ("group_size", "message_elements")},
-            "message_type": self._text(rows.coded("message_type")),
+            "message_type": self.text(rows.coded("message_type")),
             "module": np.full(len(rows), _NO_CODE, np.uint32),  # the scanner leaves events that name one to `Columns`
         }
 
-    def _text(self, column: Coded, meaning: Callable[[Any], Any] | None = None) -> _CodeArray:
+    def text(self, column: Coded, meaning: Callable[[Any], Any] | None = None) -> _CodeArray:
         """Return the pool's indices of a column's values, or of what they mean."""
 
         def numbers(values: Sequence[Any]) -> list[int]:
@@ -425,11 +457,11 @@ def _queue(lane: tuple[int | str, int | str], device: Any, stream: Any) -> tuple
 
 
 def _either(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    return np.where(first == _NO_INTEGER, second, first)
+    return np.where(first == NO_INTEGER, second, first)
 
 
 def with_nulls(columns: dict[str, npt.NDArray[Any]]) -> pl.DataFrame:
-    """Build a frame in which `_NO_INTEGER`, `_NO_CODE` and NaN are null."""
+    """Build a frame in which `NO_INTEGER`, `_NO_CODE` and NaN are null."""
     return pl.DataFrame([_with_nulls(name, values) for name, values in columns.items()])
 
 

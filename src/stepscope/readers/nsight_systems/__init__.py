@@ -206,11 +206,14 @@ def _described(texts: pl.Series) -> pl.DataFrame:
         pl.col("sequence").cast(pl.Int64, strict=False),
         emitted=pl.any_horizontal(pl.col("sequence", "id", "shapes").is_not_null()),
     )
-    meanings = [_meaning(name, emitted) for name, emitted in parts.select("name", "emitted").iter_rows()]
-    return parts.select("text", "sequence", "shapes").with_columns(
+    names = parts.select("name", "emitted").unique()
+    meanings = [_meaning(name, emitted) for name, emitted in names.iter_rows()]
+    found = names.with_columns(
         pl.Series("table", [table for table, _ in meanings], dtype=pl.String),
-        pl.Series("name", [name for _, name in meanings], dtype=pl.String),
+        pl.Series("shown", [name for _, name in meanings], dtype=pl.String),
     )
+    parts = parts.join(found, on=["name", "emitted"], how="left", maintain_order="left")
+    return parts.select("text", "sequence", "shapes", "table", name="shown")
 
 
 @lru_cache(maxsize=65536)

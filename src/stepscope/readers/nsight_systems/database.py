@@ -19,6 +19,7 @@ import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.readers.assembly import StringPool
+from stepscope.readers.nsight_systems.pages import NeedsSQLiteError, Pages
 
 MAGIC: Final = b"SQLite format 3\0"
 ERRORS: Final = (sqlite3.Error, UnicodeDecodeError)
@@ -43,6 +44,8 @@ NEVER_READ: Final = frozenset({"META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV", "P
 _ACTIONS: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_PRAGMA}
 )
+_FLOATING: Final = re.compile("REAL|FLOA|DOUB", re.IGNORECASE)
+"""Declared types whose whole numbers SQLite may return as floats."""
 _Values = Sequence[Any]
 _PYTHON_TYPES: Final[Mapping[type[pl.DataType], tuple[type, ...]]] = {
     pl.Int64: (int,),
@@ -71,6 +74,9 @@ class Database:
         self._most_rows = size // _LEAST_ROW_BYTES
         self._budget = _STEPS_PER_BYTE * size + _LEAST_STEPS
         self._connection = _connected(path, name)
+        self._pages: Pages | None = None
+        with suppress(OSError):  # SQLite tells of what it cannot read
+            self._pages = Pages.of(path)
         try:
             self._guard()
             self.tables: Mapping[str, Mapping[str, bool]] = self._tables()
@@ -88,6 +94,8 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
+        if self._pages is not None:
+            self._pages.close()
 
     def _guard(self) -> None:
         connection = self._connection
@@ -149,11 +157,19 @@ class Database:
         """
         if table not in self.tables:
             return
+        height = 0
+        with suppress(NeedsSQLiteError, OSError, *ERRORS):
+            for batch in self._from_pages(table, columns, where):
+                self._rows += batch.height
+                height += batch.height
+                yield batch
+            return
         selected = ", ".join(_expression(name, dtype, self.tables[table]) for name, dtype in columns.items())
         condition = f" WHERE {where}" if where else ""
-        height = 0
         try:
             cursor = self._connection.execute(f'SELECT {selected} FROM "{table}"{condition}', parameters)
+            for _ in range(height // BATCH_ROWS):  # those that came from the pages
+                cursor.fetchmany(BATCH_ROWS)
             while rows := cursor.fetchmany(BATCH_ROWS):
                 self._rows += len(rows)
                 height += len(rows)
@@ -168,6 +184,44 @@ class Database:
         except ERRORS as error:
             self._refuse_endless(error)
             self._damage[f"damaged_table:{table} ({error})"] += 1
+
+    def _from_pages(self, table: str, columns: Mapping[str, type[pl.DataType]], where: str) -> Iterator[pl.DataFrame]:
+        """Yield the same batches, decoded from the file's pages; raise an error where SQLite must read the rows."""
+        if where or self._pages is None or table in NEVER_READ:
+            raise NeedsSQLiteError
+        root, places = self._layout(table)
+        wanted = sorted((places[name], name, dtype is pl.String) for name, dtype in columns.items() if name in places)
+        if len(wanted) < sum(name in self.tables[table] for name in columns) or pl.Float64 in columns.values():
+            raise NeedsSQLiteError
+        for count, found in self._pages.rows(root, tuple((place, is_text) for place, _, is_text in wanted), BATCH_ROWS):
+            read = {name: values for (_, name, _), values in zip(wanted, found, strict=True)}
+            yield pl.DataFrame(
+                [
+                    read[name].alias(name)
+                    if name in read
+                    else pl.repeat(None, count, dtype=dtype, eager=True).alias(name)
+                    for name, dtype in columns.items()
+                ]
+            )
+
+    def _layout(self, table: str) -> tuple[int, dict[str, int]]:
+        """The first page of a table, and the place in its records of each column that is kept there as it is read."""
+        (root,) = self._connection.execute(
+            "SELECT rootpage FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
+        ).fetchone()
+        indexed = "SELECT 1 FROM sqlite_master WHERE type = 'index' AND lower(tbl_name) = lower(?)"
+        described = self._connection.execute(f'PRAGMA table_xinfo("{table}")').fetchall()
+        is_indexed = self._connection.execute(indexed, (table,)).fetchone() is not None  # and may be read in its order
+        if (
+            is_indexed or not isinstance(root, int) or any(column[6] for column in described)
+        ):  # or has generated columns
+            raise NeedsSQLiteError
+        usual = self.tables[table]
+        return root, {
+            name: place
+            for place, name, declared, *_ in described
+            if name in usual and not usual[name] and not _FLOATING.search(declared)
+        }
 
     def whole(self, table: str, columns: Mapping[str, type[pl.DataType]], most: int) -> pl.DataFrame:
         """Read a small table as one frame; a table with more than about `most` rows is cut off there."""

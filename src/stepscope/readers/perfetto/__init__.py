@@ -81,6 +81,7 @@ _TELLING_FIELDS: Final = frozenset(
 No other protobuf file whose first field is a message has them; XLA's planes have fields 1 to 6.
 """
 _MOST_FIELDS: Final = 64
+_COMPRESSED: Final = ("compressed_packets", "zstd_compressed_packets")
 
 
 def recognises(head: bytes) -> bool:
@@ -111,21 +112,25 @@ class Packets:
         self._source = source
         self._damage = damage
 
-    def __iter__(self) -> Iterator[TracePacket]:
-        """Yield decoded packets, including those in compressed packets; raises TooLargeError or UsageError."""
+    def __iter__(self) -> Iterator[tuple[str | None, TracePacket]]:
+        """Yield decoded packets with what they are (`data`), including those in compressed packets.
+
+        Raises TooLargeError or UsageError.
+        """
         trace = trace_message()
         for text in self._framed():
             for packet in self._decoded(text, trace):
-                inner = self._decompressed(packet)
-                if inner is None:
-                    yield packet
+                kind = packet.WhichOneof("data")
+                if kind not in _COMPRESSED:
+                    yield kind, packet
                     continue
-                for part in self._whole_packets(inner):
+                for part in self._whole_packets(self._decompressed(packet)):
                     for each in self._decoded(part, trace):
-                        if each.WhichOneof("data") in ("compressed_packets", "zstd_compressed_packets"):
+                        kind = each.WhichOneof("data")
+                        if kind in _COMPRESSED:
                             self._damage["damaged_packet"] += 1
                         else:
-                            yield each
+                            yield kind, each
 
     def _framed(self) -> Iterator[bytes]:
         rest, skip = b"", 0
@@ -206,13 +211,10 @@ class Packets:
                 self._damage["damaged_packet"] += 1
             position = end
 
-    def _decompressed(self, packet: TracePacket) -> bytes | None:
-        """The serialised trace in a compressed packet; None for other packets."""
-        kind = packet.WhichOneof("data")
-        if kind not in ("compressed_packets", "zstd_compressed_packets"):
-            return None
+    def _decompressed(self, packet: TracePacket) -> bytes:
+        """The serialised trace in a compressed packet."""
         try:
-            if kind == "compressed_packets":
+            if packet.HasField("compressed_packets"):
                 unpacked = zlib.decompressobj().decompress(packet.compressed_packets, LARGEST_UNPACKED_BYTES)
             else:
                 unpacked = (
@@ -237,6 +239,12 @@ def _bounded(data: bytes) -> bytes:
 
 def _end_of_packet(data: bytes, position: int) -> int | None:
     """The end of the field at `position`, maybe beyond the data; 0 if not known yet, None if it is not a packet."""
+    if position + 3 <= len(data) and data[position] == _PACKET_TAG:  # of nearly all packets the length is short, too
+        first, second = data[position + 1], data[position + 2]
+        if first < 0x80:
+            return position + 2 + first
+        if second < 0x80:
+            return position + 3 + (first & 0x7F | second << 7)
     tag, after_tag = _varint(data, position)
     if tag is None:
         return 0 if len(data) - position < 10 else None
@@ -328,8 +336,8 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     aside.mkdir()
     try:
         content = _Content(gathering, aside)
-        for packet in Packets(source, gathering.damage):
-            content.take(packet)
+        for kind, packet in Packets(source, gathering.damage):
+            content.take(kind, packet)
         content.finish(source)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -356,7 +364,7 @@ class _Content:
         self._tracks = Tracks(self._damage)
         self._events = Events(gathering, self._tracks, aside)
 
-    def take(self, packet: TracePacket) -> None:
+    def take(self, kind: str | None, packet: TracePacket) -> None:
         number = packet.trusted_packet_sequence_id
         sequence = self._sequences.get(number)
         if sequence is None:
@@ -364,9 +372,9 @@ class _Content:
                 self._damage["too_many_sequences"] += 1
                 return
             sequence = self._sequences[number] = Sequence(number, self._damage)
-        sequence.learn(packet)
-        self._damage["lost_packets"] += packet.previous_packet_dropped and bool(packet.HasField("timestamp"))
-        kind = packet.WhichOneof("data")
+        sequence.learn(kind, packet)
+        if packet.previous_packet_dropped and packet.HasField("timestamp"):
+            self._damage["lost_packets"] += 1
         if kind == "track_event":
             self._events.add(packet.track_event, sequence, self._time_ns(packet, packet.track_event, sequence))
         elif kind in _DESCRIPTIONS:

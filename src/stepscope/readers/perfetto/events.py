@@ -315,6 +315,7 @@ class Events:
         self._ends = Ends()
         self._spill = Spill(directory)
         self._held: dict[str, list[tuple[int, int, str, int, dict[str, Any]]]] = {}
+        self._known: set[str] = set()
         self._host_tracks: set[int] = set()
         self._totals: dict[int, float] = {}
         self._flows = (array("Q"), array("q"), array("b"))  # flow, slice, whether the flow ends there
@@ -368,8 +369,11 @@ class Events:
             name = ""
         table, kind = table_of(category, name)
         columns: dict[str, Any] = {} if kind is None else {"kind": kind}
-        if not is_known(category):
-            self._damage[f"unknown_category:{category[:40]}"] += 1
+        if category not in self._known:
+            if is_known(category):
+                self._known.add(category)
+            else:
+                self._damage[f"unknown_category:{category[:40]}"] += 1
         self._read_arguments(event, sequence, table, columns)
         number = self._ends.begin(track, time_ns)
         self._note_table(table)
@@ -388,8 +392,8 @@ class Events:
             if column is None:
                 continue
             value = sequence.value(annotation)
-            change = CHANGES.get((table, name))
-            value = value if change is None else change(value)
+            if (table, name) in CHANGES:
+                value = CHANGES[table, name](value)
             if value is not None and not (column == "kind" and table != "synchronisations"):
                 columns[column] = value
 
@@ -419,10 +423,8 @@ class Events:
     def _note_flows(self, event: TrackEvent, number: int) -> None:
         flows, slices, ends = self._flows
         for terminating, numbers in (
-            (0, event.flow_ids),
-            (0, event.flow_ids_old),
-            (1, event.terminating_flow_ids),
-            (1, event.terminating_flow_ids_old),
+            (0, [*event.flow_ids, *event.flow_ids_old]),
+            (1, [*event.terminating_flow_ids, *event.terminating_flow_ids_old]),
         ):
             for flow in numbers:
                 flows.append(flow)
@@ -445,12 +447,17 @@ class Events:
         }
         if "name" in SCHEMAS[table]:
             series["name"] = pool.codes([row[2] for row in rows])
+        given = set().union(*(row[4] for row in rows))
         for column in _argument_columns(table):
-            values = [row[4].get(column) for row in rows]
             dtype = SCHEMAS[table][column]
+            if column not in given:
+                kind = pl.UInt32 if dtype is pl.String else dtype
+                series[column] = pl.repeat(None, len(rows), dtype=kind, eager=True)
+                continue
+            values = [row[4].get(column) for row in rows]
             if dtype is pl.String:
                 known = VOCABULARY.get((table, column))
-                texts = [text(value) for value in values]
+                texts = [value if value is None or type(value) is str else text(value) for value in values]
                 series[column] = pool.optional_codes(
                     texts if known is None else [text if text in known else None for text in texts]
                 )

@@ -70,6 +70,8 @@ class Clocks:
 
     def time_ns(self, sequence: int, number: int, timestamp: int) -> int:
         """Convert a packet's timestamp on the given clock to nanoseconds of the main clock."""
+        if number == self.main and not self._units:
+            return timestamp
         key = _clock(sequence, number)
         time = timestamp * self._units.get(key, 1)
         if key in self._last:
@@ -128,9 +130,9 @@ class Sequence:
         self._strings: dict[int, str] = {}
         self._stages: dict[int, str] = {}
 
-    def learn(self, packet: TracePacket) -> None:
-        """Apply a packet's definitions and defaults to itself and to later packets."""
-        if packet.incremental_state_cleared or packet.sequence_flags & _CLEARED:
+    def learn(self, kind: str | None, packet: TracePacket) -> None:
+        """Apply a packet's definitions and defaults to itself and to later packets; `kind` is its `data`."""
+        if packet.sequence_flags & _CLEARED or packet.incremental_state_cleared:
             self.clear()
         if packet.HasField("trace_packet_defaults"):
             defaults = packet.trace_packet_defaults
@@ -138,7 +140,7 @@ class Sequence:
                 self.clock = defaults.timestamp_clock_id
             if defaults.track_event_defaults.HasField("track_uuid"):
                 self.track = defaults.track_event_defaults.track_uuid
-        if packet.HasField("thread_descriptor"):
+        if kind == "thread_descriptor":
             thread = packet.thread_descriptor
             self.thread = (thread.pid, thread.tid)
             if thread.HasField("reference_timestamp_us"):

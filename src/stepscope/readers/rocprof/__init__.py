@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import polars as pl
@@ -15,7 +15,7 @@ from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
 from stepscope.readers import event_names
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
-from stepscope.readers.gathering import Gathering, fitting, warnings
+from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.rocprof.records import (
     DECODE_ERRORS,
     Agent,
@@ -53,7 +53,10 @@ _RUNTIME_KERNELS: Final = (_FILLS, "__amd_rocclr_copyBuffer", "__amd_rocclr_copy
 _RANGE: Final = re.compile(
     r"(.*?)(?:, seq = (-?\d{1,18}))?(?:, op_id = \d{1,18})?(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?", re.DOTALL
 )
+_FIRST_ARGUMENT: Final = re.compile(", (?:seq|op_id|sizes|input_op_ids) = ")
 _RANGE_ARGUMENTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
+_IDS: Final = ", input_op_ids = "
+_ARGUMENTS: Final = re.compile(_RANGE.pattern.removeprefix("(.*?)"), re.DOTALL)
 
 
 class Process:
@@ -66,7 +69,7 @@ class Process:
         self.devices: tuple[Device, ...] = ()
         self._device_of: dict[int, str | None] = {}
         self._kernels: dict[int, Kernel] = {}
-        self._operations: list[KindNames] = []
+        self._operations = _Operations([], self._damage)
         self._messages: dict[int, str] = {}
 
     def describe(self, key: str, text: bytes) -> None:
@@ -79,7 +82,7 @@ class Process:
         elif key == "kernel_symbols":
             self._kernels = {each.kernel_id: each for each in decode_entries(text, Kernel, self._damage) if each.name}
         elif key == "buffer_records":
-            self._operations = decode_entries(text, KindNames, self._damage)
+            self._operations = _Operations(decode_entries(text, KindNames, self._damage), self._damage)
         elif key == "marker_api":
             self._messages = {each.key: each.value for each in decode_entries(text, Message, self._damage)}
 
@@ -101,35 +104,34 @@ class Process:
         elif key in _CALLS:
             self._add_calls(records)
         else:
-            self._add_slices("operators", records, [self._operation(record) for record in records])
+            self._add_slices("operators", records, self._called(records))
 
     def _add_calls(self, records: list[Record]) -> None:
-        called = [self._operation(record) for record in records]
+        called = self._called(records)
         self._add_slices(
             "launches",
             records,
             called,
-            kind=[_call_kind(name) for name in called],
-            correlation=[_int64(record.correlation_id.internal) for record in records],
+            kind=list(map(_call_kind, called)),
+            correlation=[record.correlation_id.internal for record in records],
         )
 
     def _add_markers(self, records: list[Record]) -> None:
         """Add roctx ranges: torch's as operators, others as annotations; calls without a message are dropped."""
-        tables: dict[str, list[tuple[Record, Range]]] = {}
+        tables: dict[str, list[tuple[Record, str, int | None, str | None]]] = {}
+        messages = self._messages
         for record in records:
-            if text := self._messages.get(record.correlation_id.internal):
-                marked = _range(text)
-                table = event_names.host_slice_table(marked.name) or ("operators" if marked.emitted else None)
-                kept = table in ("operators", "frames")
-                tables.setdefault(str(table) if kept else "annotations", []).append((record, marked))
+            if text := messages.get(record.correlation_id.internal):
+                name, number, shapes, emitted = _range(text)
+                tables.setdefault(_range_table(name, emitted), []).append((record, name, number, shapes))
         for table, marks in tables.items():
+            marked, called, numbers, shaped = (list(each) for each in zip(*marks, strict=True))
             columns: dict[str, list[Any]] = {}
             if table == "operators":
-                columns["sequence_number"] = [mark.sequence_number for _, mark in marks]
-                columns["input_shapes"] = [mark.input_shapes for _, mark in marks]
+                columns = {"sequence_number": numbers, "input_shapes": shaped}
             elif table == "annotations":
                 columns["kind"] = ["host"] * len(marks)
-            self._add_slices(table, [record for record, _ in marks], [mark.name for _, mark in marks], **columns)
+            self._add_slices(table, marked, called, **columns)
 
     def _add_kernels(self, records: list[Record]) -> None:
         pairs = [(record, record.dispatch_info) for record in records if record.dispatch_info is not None]
@@ -143,8 +145,8 @@ class Process:
             kind=[_kernel_kind(kernel.name) for kernel in kernels],
             grid=[_blocks(dispatch.grid_size, dispatch.workgroup_size) for dispatch in dispatches],
             block=[_sizes(dispatch.workgroup_size) for dispatch in dispatches],
-            registers=[_int64(kernel.arch_vgpr_count) for kernel in kernels],
-            shared_memory_bytes=[_int64(dispatch.group_segment_size) for dispatch in dispatches],
+            registers=[kernel.arch_vgpr_count for kernel in kernels],
+            shared_memory_bytes=[dispatch.group_segment_size for dispatch in dispatches],
         )
 
     def _kernel(self, number: int) -> Kernel:
@@ -162,14 +164,14 @@ class Process:
                 continue
             rows.append(record)
             devices.append(device)
-        called = [self._operation(record) for record in rows]
+        called = self._called(rows)
         self._add_work(
             rows,
             called,
             devices,
             ["copies"] * len(rows),
             kind=[event_names.copy_kind(name) for name in called],
-            bytes=[_int64(record.bytes) for record in rows],
+            bytes=[record.bytes for record in rows],
         )
 
     def _add_work(
@@ -180,8 +182,9 @@ class Process:
             queue if record.stream_id is None else str(record.stream_id.handle)
             for record, queue in zip(records, queues, strict=True)
         ]
-        lanes = [
-            self._gathering.lane(
+        places = list(zip(devices, queues, strict=True))
+        lane_of = {
+            (device, queue): self._gathering.lane(
                 ("queue", self.number, device, queue),
                 kind="queue",
                 process=device,
@@ -190,29 +193,29 @@ class Process:
                 device=device,
                 queue=queue,
             )
-            for device, queue in zip(devices, queues, strict=True)
-        ]
+            for device, queue in dict.fromkeys(places)
+        }
         columns |= {
             "device": devices,
             "queue": queues,
-            "correlation": [_int64(record.correlation_id.internal) for record in records],
-            "external_id": [_int64(record.correlation_id.external) for record in records],
+            "correlation": [record.correlation_id.internal for record in records],
+            "external_id": [record.correlation_id.external for record in records],
         }
-        self._add("device_work", records, called, lanes, columns)
+        self._add("device_work", records, called, [lane_of[place] for place in places], columns)
 
     def _add_slices(self, table: str, records: list[Record], called: list[str], **columns: Sequence[Any]) -> None:
-        lane_of: dict[int, int] = {}
-        for record in records:
-            if record.thread_id not in lane_of:
-                thread = str(record.thread_id)
-                lane_of[record.thread_id] = self._gathering.lane(
-                    ("thread", self.number, thread),
-                    kind="host_thread",
-                    process=self.number,
-                    thread=thread,
-                    name=f"thread {thread}",
-                )
-        self._add(table, records, called, [lane_of[record.thread_id] for record in records], columns)
+        threads = [record.thread_id for record in records]
+        lane_of = {
+            number: self._gathering.lane(
+                ("thread", self.number, str(number)),
+                kind="host_thread",
+                process=self.number,
+                thread=str(number),
+                name=f"thread {number}",
+            )
+            for number in dict.fromkeys(threads)
+        }
+        self._add(table, records, called, [lane_of[number] for number in threads], columns)
 
     def _add(
         self, table: str, records: list[Record], called: list[str], lanes: list[int], columns: dict[str, Any]
@@ -229,23 +232,30 @@ class Process:
             "lane": pl.Series(lanes, dtype=pl.Int32),
         }
         for name, values in columns.items():
-            is_text = any(isinstance(value, str) for value in values) or name in _TEXTS
-            series[name] = (
-                pool.optional_codes(values) if is_text else fitting(name, values, pl.Int64, self._gathering.damage)
-            )
+            series[name] = pool.optional_codes(values) if name in _TEXTS else _integers(values)
         self._gathering.add(table, pl.DataFrame(series))
 
-    def _operation(self, record: Record) -> str:
-        if 0 <= record.kind < len(self._operations):
-            kind = self._operations[record.kind]
-            if 0 <= record.operation < len(kind.operations):
-                return kind.operations[record.operation]
-        self._damage["unnamed_operation"] += 1
-        return f"operation {record.kind}.{record.operation}"
+    def _called(self, records: list[Record]) -> list[str]:
+        known = self._operations
+        return [known[record.kind, record.operation] for record in records]
 
     def _device(self, handle: int) -> str | None:
         """A GPU's number, None for a CPU; a GPU without a description is its own handle."""
         return self._device_of[handle] if handle in self._device_of else (str(handle) if handle else None)
+
+
+class _Operations(dict[tuple[int, int], str]):
+    """Names by kind and operation."""
+
+    def __init__(self, kinds: list[KindNames], damage: Counter[str]) -> None:
+        super().__init__(
+            ((kind, number), name) for kind, each in enumerate(kinds) for number, name in enumerate(each.operations)
+        )
+        self._damage = damage
+
+    def __missing__(self, key: tuple[int, int]) -> str:
+        self._damage["unnamed_operation"] += 1
+        return f"operation {key[0]}.{key[1]}"
 
 
 _TEXTS: Final = frozenset({"kind", "device", "queue", "grid", "block", "input_shapes"})
@@ -266,22 +276,29 @@ def _kernel_kind(name: str) -> str:
     return "communication" if event_names.is_communication(name) else "compute"
 
 
-class Range(NamedTuple):
-    """The text of a range, with the parts that torch's emit_nvtx appends to an operator's name."""
-
-    name: str
-    sequence_number: int | None = None
-    input_shapes: str | None = None
-    emitted: bool = False
+_Range: TypeAlias = tuple[str, int | None, str | None, bool]
+"""Name, sequence number and input shapes, and whether torch's emit_nvtx wrote the range."""
 
 
-def _range(text: str) -> Range:
-    if not any(word in text for word in _RANGE_ARGUMENTS):
-        return Range(text)
+def _range(text: str) -> _Range:
+    first = _FIRST_ARGUMENT.search(text)
+    if first is None:
+        return text, None, None, False
+    found = None if first[0] == _IDS else _ARGUMENTS.fullmatch(text, first.start())
+    if found is not None:  # faster than to try every length of the name
+        number, shapes = found.groups()
+        return text[: first.start()], None if number is None else int(number), shapes, True
     found = _RANGE.fullmatch(text)
-    if found is None:
-        return Range(text)
-    return Range(found[1], None if found[2] is None else int(found[2]), found[3], emitted=found[1] != text)
+    if found is None or not any(word in text for word in _RANGE_ARGUMENTS):
+        return text, None, None, False
+    name, number, shapes = found.groups()
+    return name, None if number is None else int(number), shapes, name != text
+
+
+@lru_cache(maxsize=65536)
+def _range_table(name: str, emitted: bool) -> str:
+    table = event_names.host_slice_table(name) or ("operators" if emitted else None)
+    return table if table in ("operators", "frames") else "annotations"
 
 
 def _device(number: str, agent: Agent) -> Device:
@@ -296,18 +313,26 @@ def _device(number: str, agent: Agent) -> Device:
     )
 
 
+@lru_cache(maxsize=4096)
 def _blocks(grid: Size, block: Size) -> str:
     """The number of blocks, as in other tools; rocprofv3's grid counts work items."""
     x, y, z = -(-grid.x // max(1, block.x)), -(-grid.y // max(1, block.y)), -(-grid.z // max(1, block.z))
     return f"[{x}, {y}, {z}]"
 
 
+@lru_cache(maxsize=4096)
 def _sizes(size: Size) -> str:
     return f"[{size.x}, {size.y}, {size.z}]"
 
 
-def _int64(value: int | None) -> int | None:
-    return value if value is not None and -(2**63) <= value < 2**63 else None
+def _integers(values: Sequence[int | None]) -> pl.Series:
+    """A column of numbers; null where one does not fit."""
+    try:
+        return pl.Series(values, dtype=pl.Int64, strict=True)
+    except (OverflowError, TypeError, pl.exceptions.PolarsError):
+        return pl.Series(
+            [None if each is None or not -(2**63) <= each < 2**63 else each for each in values], dtype=pl.Int64
+        )
 
 
 def _field(text: bytes, key: str, kind: type[Any]) -> Any:

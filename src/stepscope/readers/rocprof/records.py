@@ -24,11 +24,15 @@ Wanted: TypeAlias = Literal["enter", "whole", "pieces", "skip"]
 LARGEST_VALUE_BYTES: Final = 256 * 2**20
 """Size limit of a value taken whole, or of one element of a list taken in pieces."""
 PIECE_BYTES: Final = 2**20
-_OPENING, _CLOSING, _COMMA = 1, 2, 3
+_OPENING, _CLOSING, _COMMA, _QUOTE_CLASS = 1, 2, 3, 4
 _CLASSES: Final = np.zeros(256, np.int8)
 _CLASSES[[ord("{"), ord("[")]] = _OPENING
 _CLASSES[[ord("}"), ord("]")]] = _CLOSING
 _CLASSES[ord(",")] = _COMMA
+_CLASSES[ord('"')] = _QUOTE_CLASS
+_IS_MARK: Final = (_CLASSES > 0).tobytes()
+_CHANGES: Final = np.array([0, 1, -1, 0, 0], np.int8)
+"""How each class changes the depth."""
 _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"\s*:\s*\Z')
 _KEY_BYTES: Final = 512
@@ -58,15 +62,18 @@ class _Structure:
 
     def marks(self, block: bytes) -> _Marks:
         data = np.frombuffer(block, np.uint8)
-        quotes = self._quotes(data)
-        classes = _CLASSES[data]
-        places = np.flatnonzero(classes)
-        outside = (np.searchsorted(quotes, places) + self._inside_string) % 2 == 0
-        places = places[outside]
-        classes = classes[places]
-        changes = (classes == _OPENING).astype(np.int64) - (classes == _CLOSING)
-        after = self._depth + np.cumsum(changes)
-        self._inside_string = bool((len(quotes) + self._inside_string) % 2)
+        places = np.flatnonzero(np.frombuffer(block.translate(_IS_MARK), np.bool_))
+        classes = _CLASSES[data[places]]
+        is_quote = classes == _QUOTE_CLASS
+        if self._escaped or b"\\" in block:
+            kept = ~is_quote
+            kept[np.searchsorted(places, self._quotes(data))] = True
+            places, classes, is_quote = places[kept], classes[kept], is_quote[kept]
+        quotes = np.cumsum(is_quote, dtype=np.int32) + self._inside_string
+        outside = np.flatnonzero(~is_quote & (quotes % 2 == 0))
+        places, classes = places[outside], classes[outside]
+        after = self._depth + np.cumsum(_CHANGES[classes], dtype=np.int64)
+        self._inside_string = bool(quotes[-1] % 2) if len(quotes) else self._inside_string
         self._depth = int(after[-1]) if len(after) else self._depth
         return _Marks(places, classes, after + (classes == _CLOSING))
 

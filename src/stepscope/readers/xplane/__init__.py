@@ -315,9 +315,8 @@ class DeviceReader:
         if not known.all():
             self._gathering.damage["unnamed_event"] += int((~known).sum())
         chosen = np.flatnonzero(known)
-        start = origin_ns + batch.offset_ps // 1000
-        duration = origin_ns + (batch.offset_ps + batch.duration_ps) // 1000 - start
-        return _Rows(chosen, row, start, duration, lane)
+        start = origin_ns + batch.start_ns
+        return _Rows(chosen, row, start, batch.duration_ns, lane)
 
     def _describe(self, state: _Plane, line: str, batch: Batch, rows: _Rows) -> None:
         chosen = rows.chosen[batch.lasts[rows.chosen]]

@@ -1,6 +1,7 @@
 """Read the events of a line many at a time, with their fields as arrays.
 
-Fields are varints, decoded for all events together: the first field of each, then the second, and so on.
+Fields are varints, decoded for all events together: the first field of each, then the second, and so on. The compiled
+scanner does the same event by event where there is one, and leaves to Python what is not written as usual.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.readers.kineto import scanned
 from stepscope.readers.xplane.content import (
     PADDING,
     Bytes,
@@ -238,12 +240,12 @@ class Stats:
 class Batch:
     """Some events of a line, in the file's order; arrays of shape (n,).
 
-    `name` is the number of the event's metadata; `lasts` is False for instants.
+    `name` is the number of its metadata, `start_ns` counts from the line's start, `lasts` is False for instants.
     """
 
     name: Positions
-    offset_ps: Positions
-    duration_ps: Positions
+    start_ns: Positions
+    duration_ns: Positions
     lasts: Mask
     stats: Stats
     data: Bytes = field(repr=False)
@@ -279,7 +281,8 @@ class Batch:
         references = rows[tag == _REFERENCE]
         numbers = np.minimum(self.stats.number[references], np.uint64(LATEST_PS)).astype(np.int64)
         result[self.stats.event[references]] = numbers
-        for row in rows[tag == _TEXT].tolist():
+        written = rows[tag == _TEXT]
+        for row in written[np.argsort(self.stats.event[written], kind="stable")].tolist():  # numbers follow the file
             result[self.stats.event[row]] = words.number(self._text(row))
         return result
 
@@ -297,7 +300,8 @@ class LineReader:
         self._content = content
         self._at = start
         self._end = end
-        self._roles = roles
+        self._roles = np.ascontiguousarray(roles, np.int64)
+        self._written_roles = self._roles.tobytes()
 
     def read_head(self) -> None:
         """Read the fields before the events; raise WireError if it is not a line."""
@@ -314,6 +318,12 @@ class LineReader:
         size = CHUNK_BYTES
         while self._at < self._end:
             raw = self._content.read(self._at, min(size, self._end - self._at))
+            found = scanned.xplane_events(raw, self._written_roles)
+            if found is not None and found[0]:
+                yield batch_of(raw, found)
+                self._at += found[0]
+                size = CHUNK_BYTES
+                continue
             data = np.frombuffer(raw + bytes(PADDING), np.uint8)
             starts, ends, behind = event_bounds(data, len(raw))
             if len(starts):
@@ -369,7 +379,19 @@ def read_events(data: Bytes, starts: Positions, ends: Positions, roles: Position
             stats.role[mine], position[stats.event[mine]], stats.tag[mine], stats.number[mine], stats.content[mine]
         )
         name, offset, duration, lasts = name[kept], offset[kept], duration[kept], lasts[kept]
-    return Batch(name, offset, duration, lasts, stats, data)
+    start_ns = offset // 1000
+    return Batch(name, start_ns, (offset + duration) // 1000 - start_ns, lasts, stats, data)
+
+
+def batch_of(raw: bytes, found: scanned.XplaneEvents) -> Batch:
+    """The events that the scanner decoded."""
+    _, names, starts, durations, lasts, (roles, events, tags, numbers, contents) = found
+    name, start_ns, duration_ns, role, event, content = (
+        np.frombuffer(each, np.int64) for each in (names, starts, durations, roles, events, contents)
+    )
+    tag, number = np.frombuffer(tags, np.uint8), np.frombuffer(numbers, np.uint64)
+    stats = Stats(role, event, tag, number, content)
+    return Batch(name, start_ns, duration_ns, np.frombuffer(lasts, np.bool_), stats, np.frombuffer(raw, np.uint8))
 
 
 def _stat_bounds(data: Bytes, words: Values, at: Positions, ends: Positions) -> tuple[Positions, Positions, Positions]:

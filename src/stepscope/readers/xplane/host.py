@@ -168,8 +168,8 @@ class HostReader:
             damage["unnamed_event"] += int((~known).sum())
             if not len(meanings.table):
                 return
-        start = line.origin_ns + batch.offset_ps // 1000
-        duration = line.origin_ns + (batch.offset_ps + batch.duration_ps) // 1000 - start
+        start = line.origin_ns + batch.start_ns
+        duration = batch.duration_ns
         is_memory = known & meanings.is_memory[row]
         if is_memory.any():
             chosen = np.flatnonzero(is_memory)

@@ -424,15 +424,25 @@ class UnclearFiles:
         return HostFrame(f"{file}({line}): {function}", file, line, function)
 
 
+_SLOTS: Final = 4096
+_FIRST_UNKNOWN: Final = 64
+_MIXING: Final = np.array([[1], [31], [17]])
+
+
 class Origins:
-    """Looks up each compiled operation once for all events of a plane."""
+    """Looks up each compiled operation once for all events of a plane.
+
+    The operations met last are kept by slot, in arrays, which find those of many events together.
+    """
 
     def __init__(self, programs: Programs, pooled: Pooled, words: Words) -> None:
         self._programs = programs
         self._pooled = pooled
         self._words = words
-        self._rows: dict[tuple[int, int, int], int] = {}
+        self._rows: dict[tuple[int, ...], int] = {}
         self._codes: list[tuple[int, int]] = []
+        self._key_of_slot = np.full((3, _SLOTS), -1, np.int64)
+        self._row_of_slot = np.zeros(_SLOTS, np.int64)
 
     def columns(
         self, batch: Batch, chosen: Positions, row: Positions, operation: Positions, role: Mapping[str, int]
@@ -449,25 +459,32 @@ class Origins:
         events = chosen[compiled]
         program, has_program = batch.integers(role["program_id"])
         module = batch.texts(role["hlo_module"], self._words)
-        keys = zip(row[events].tolist(), program[events].tolist(), module[events].tolist(), strict=True)
-        rows = []
-        for place, key in enumerate(keys):  # one by one, since sorting them takes several times as long
-            known = self._rows.get(key)
-            if known is None:
-                event = int(events[place])
-                known = self._rows[key] = len(self._rows)
-                self._codes.append(
-                    self._look_up(
-                        key[1] if has_program[event] else None,
-                        self._words.of(key[2]),
-                        self._words.of(int(operation[event])) or "",
-                    )
-                )
-            rows.append(known)
+        keys = np.stack([row[events], program[events], module[events]])
+        slots = (keys * _MIXING).sum(axis=0) & (_SLOTS - 1)
+        rows = np.zeros(len(events), np.int64)
+        left, size = np.arange(len(events)), _FIRST_UNKNOWN
+        while left.size:
+            rows[left] = self._row_of_slot[slots[left]]
+            left = left[(self._key_of_slot[:, slots[left]] != keys[:, left]).any(axis=0)]
+            some, left, size = left[:size], left[size:], size * 4  # more and more, since these may make others known
+            rows[some] = [
+                self._row(tuple(key), event, has_program, operation)
+                for key, event in zip(keys[:, some].T.tolist(), events[some].tolist(), strict=True)
+            ]
+            self._key_of_slot[:, slots[some]], self._row_of_slot[slots[some]] = keys[:, some], rows[some]
         values = np.array(self._codes, np.uint32)[rows]
         stack, scope = (np.full(len(chosen), NO_CODE, np.uint32) for _ in range(2))
         stack[compiled], scope[compiled] = values[:, 0], values[:, 1]
         return {"call_stack": column(stack), "scope": column(scope)}
+
+    def _row(self, key: tuple[int, ...], event: int, has_program: Mask, operation: Positions) -> int:
+        known = self._rows.get(key)
+        if known is None:
+            known = self._rows[key] = len(self._rows)
+            _, program, module = key
+            name = self._words.of(int(operation[event])) or ""
+            self._codes.append(self._look_up(program if has_program[event] else None, self._words.of(module), name))
+        return known
 
     def _look_up(self, program: int | None, module: str | None, name: str) -> tuple[int, int]:
         operation = self._programs.operation(program, module, name)

@@ -19,7 +19,7 @@ import polars as pl
 from stepscope.analysis.idle import idle_time
 from stepscope.readers.kineto.arguments import RECORDED
 from stepscope.readers.perfetto.events import ANNOTATIONS, category
-from stepscope.report.tables import PART_ROWS, parts
+from stepscope.report.tables import TEXT_ROWS, parts
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import KEY, to_json
 from stepscope.trace.tables import SLICE_TABLES
@@ -82,7 +82,8 @@ def members(columns: Mapping[str, pl.Series]) -> pl.Series:
 def lines(rows: pl.DataFrame, *pieces: str | pl.Expr) -> bytes:
     """One line per row, joined from literal text and columns without nulls."""
     line = pl.concat_str([pl.lit(piece) if isinstance(piece, str) else piece for piece in pieces])
-    return "".join(rows.select(line.alias("line"))["line"]).encode()
+    text: str = rows.select(line.str.join("")).item()
+    return text.encode()
 
 
 _OWN_ROWS: Final = ("lines", "modules")
@@ -153,7 +154,9 @@ class _Lanes:
     def __init__(self, trace: Trace) -> None:
         self._rows = list(trace.lanes.iter_rows(named=True))
         self._pairs = _pairs(self._rows)
-        self._own_rows = {table: trace.table(table)["lane"].unique().to_list() for table in _OWN_ROWS}
+        self._own_rows = {
+            table: trace.scan(table).select("lane").unique().collect()["lane"].sort().to_list() for table in _OWN_ROWS
+        }
         self.places = pl.DataFrame(
             [(lane, json.dumps(process), json.dumps(thread)) for lane, (process, thread) in enumerate(self._pairs)],
             schema={"lane": pl.Int32, "pid": pl.String, "tid": pl.String},
@@ -177,10 +180,10 @@ class _Lanes:
                 events.append(_metadata_event("thread_name", self._pairs[lane][0], f"{table} of lane {lane}", name))
         return b"".join(json.dumps(event).encode() + b",\n" for event in events)
 
-    def placed(self, rows: pl.DataFrame, table: str, lane: str = "lane") -> pl.DataFrame:
-        placed = rows.join(self.places, left_on=lane, right_on="lane", how="left", maintain_order="left")
+    def placed(self, rows: pl.DataFrame, table: str) -> pl.DataFrame:
+        placed = rows.join(self.places, on="lane", how="left", maintain_order="left")
         if table in _OWN_ROWS:
-            placed = placed.with_columns(tid=pl.format('"{} of lane {}"', pl.lit(table), lane))
+            placed = placed.with_columns(tid=pl.format('"{} of lane {}"', pl.lit(table), "lane"))
         return placed
 
 
@@ -204,8 +207,7 @@ def _metadata_event(name: str, process: int | str, thread: int | str, arguments:
 
 
 def _rows(trace: Trace, table: str, lanes: _Lanes) -> Iterator[bytes]:
-    height = trace.scan(table).select(pl.len()).collect().item()
-    for rows in parts(trace.scan(table), height):
+    for rows in parts(trace.scan(table), _height(trace.scan(table))):
         name = '"[memory]"' if table == "memory" else pl.col("name_text")
         events = lanes.placed(rows, table).with_columns(args=_arguments(table, rows))
         if table != "memory":
@@ -271,36 +273,37 @@ def _plain_json(text: str) -> str | None:
 
 def _flows(trace: Trace, lanes: _Lanes) -> Iterator[bytes]:
     """Arrows from launches to device work (id: the work's row) and from forward to backward operators (higher ids)."""
-    calls = trace.scan("launches").select(call_ns="start_ns", call_lane="lane").with_row_index("launch").collect()
-    work = trace.scan("device_work").select("launch", "start_ns", "lane").with_row_index("id").collect()
-    launched = work.join(calls, on="launch", how="inner", maintain_order="left")
-    yield from _arrows(launched, "ac2g", lanes, ("call_ns", "call_lane"))
-    if trace.links.is_empty():
-        return
-    places = trace.scan("operators").select("start_ns", "lane").with_row_index("row").collect()
-    ends = places.rename({"start_ns": "call_ns", "lane": "call_lane"})
-    links = trace.links.with_row_index("id", offset=work.height).join(ends, left_on="source", right_on="row")
-    links = links.join(places, left_on="target", right_on="row").sort("id")
-    yield from _arrows(links, "fwdbwd", lanes, ("call_ns", "call_lane"))
+    calls, operators = (trace.scan(name).select("start_ns", "lane").collect() for name in ("launches", "operators"))
+    work = trace.scan("device_work").select("launch", "start_ns", "lane").with_row_index("id")
+    height = _height(work)
+    for part in parts(work, height):
+        part = part.drop_nulls("launch")
+        yield from _arrows(part["id"], "ac2g", lanes, calls[part["launch"]], part)
+    links = trace.scan("links").with_row_index("id", offset=height).drop_nulls(["source", "target"])
+    for part in parts(links, _height(links)):
+        yield from _arrows(part["id"], "fwdbwd", lanes, operators[part["source"]], operators[part["target"]])
 
 
-def _arrows(rows: pl.DataFrame, category: str, lanes: _Lanes, source: tuple[str, str]) -> Iterator[bytes]:
-    for first in range(0, rows.height, PART_ROWS):
-        part = rows.slice(first, PART_ROWS)
-        for phase, (time, lane) in (('"s"', source), ('"f", "bp": "e"', ("start_ns", "lane"))):
-            head = f'{{"ph": {phase}, "cat": "{category}", "name": "{category}", "id": '
-            yield lines(
-                lanes.placed(part, "", lane),
-                head,
-                pl.col("id").cast(pl.String),
-                ', "pid": ',
-                pl.col("pid"),
-                ', "tid": ',
-                pl.col("tid"),
-                ', "ts": ',
-                microseconds(pl.col(time)),
-                "},\n",
-            )
+def _height(rows: pl.LazyFrame) -> int:
+    return int(rows.select(pl.len()).collect().item())
+
+
+def _arrows(
+    numbers: pl.Series, category: str, lanes: _Lanes, sources: pl.DataFrame, targets: pl.DataFrame
+) -> Iterator[bytes]:
+    for phase, ends in (('"s"', sources), ('"f", "bp": "e"', targets)):
+        yield lines(
+            lanes.placed(ends.with_columns(id=numbers), ""),
+            f'{{"ph": {phase}, "cat": "{category}", "name": "{category}", "id": ',
+            pl.col("id").cast(pl.String),
+            ', "pid": ',
+            pl.col("pid"),
+            ', "tid": ',
+            pl.col("tid"),
+            ', "ts": ',
+            microseconds(pl.col("start_ns")),
+            "},\n",
+        )
 
 
 _TABLES: Final = (
@@ -331,16 +334,16 @@ def timeline(trace: Trace, idle: pl.DataFrame | None = None, path: pl.DataFrame 
     yield _names(trace, idle)
     if path is not None and path.height:
         yield _named_track(_PATH_PROCESS, "critical path", "what the steps waited for")
-        for first in range(0, path.height, PART_ROWS):
-            yield _path_slices(path.slice(first, PART_ROWS))
+        yield from map(_path_slices, path.iter_slices(TEXT_ROWS))
     processes = _process_numbers(trace)
     for table, kind in _TABLES:
-        rows = trace.table(table)
-        for first in range(0, rows.height, PART_ROWS):
-            yield _slices(rows.slice(first, PART_ROWS), kind, processes)
+        slices = trace.scan(table).select("start_ns", "duration_ns", "name", "lane")
+        for rows in parts(slices, _height(slices)):
+            yield _slices(rows, kind, processes)
     yield from _timeline_flows(trace, processes)
-    for first in range(0, idle.height, PART_ROWS):
-        yield _idle_slices(idle.slice(first, PART_ROWS), idle["device"].unique().sort().to_list())
+    devices = idle["device"].unique().sort().to_list()
+    for gaps in idle.iter_slices(TEXT_ROWS):
+        yield _idle_slices(gaps, devices)
     last = {"ph": "M", "name": "process_labels", "pid": _IDLE_PROCESS, "tid": 0, "args": {"labels": "stepscope"}}
     yield json.dumps(last).encode() + b"\n]}\n"
 
@@ -393,17 +396,16 @@ def _slices(rows: pl.DataFrame, category: str, processes: pl.DataFrame) -> bytes
 
 def _timeline_flows(trace: Trace, processes: pl.DataFrame) -> Iterator[bytes]:
     """Arrows from launches to device work; the arrow's id is the work's row."""
-    calls = trace.launches.select(call_ns="start_ns", call_lane="lane").with_row_index("launch")
-    work = trace.device_work.with_row_index("row").filter(pl.col("launch").is_not_null())
-    work = work.select("row", "launch", "start_ns", "lane").join(calls, on="launch", how="inner", maintain_order="left")
-    for first in range(0, work.height, PART_ROWS):
-        part = work.slice(first, PART_ROWS)
-        for head, time, lane in (
-            ('{"ph": "s", "cat": "launch", "name": "launch", "id": ', "call_ns", "call_lane"),
-            ('{"ph": "f", "bp": "e", "cat": "launch", "name": "launch", "id": ', "start_ns", "lane"),
+    calls = trace.scan("launches").select("start_ns", "lane").collect()
+    work = trace.scan("device_work").select("launch", "start_ns", "lane").with_row_index("row")
+    for part in parts(work, _height(work)):
+        part = part.drop_nulls("launch")
+        for head, ends in (
+            ('{"ph": "s", "cat": "launch", "name": "launch", "id": ', calls[part["launch"]]),
+            ('{"ph": "f", "bp": "e", "cat": "launch", "name": "launch", "id": ', part),
         ):
-            rows = part.join(processes, left_on=lane, right_on="lane", how="left", maintain_order="left")
-            yield lines(rows, head, pl.col("row"), *_at(time, lane), "},\n")
+            rows = ends.with_columns(row=part["row"]).join(processes, on="lane", how="left", maintain_order="left")
+            yield lines(rows, head, pl.col("row"), *_at("start_ns", "lane"), "},\n")
 
 
 def _path_slices(path: pl.DataFrame) -> bytes:

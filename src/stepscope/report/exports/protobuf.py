@@ -11,8 +11,10 @@ lines. Source of the fields and their numbers: openxla/xla, third_party/tsl/tsl/
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, Any, Final
 
 import numpy as np
@@ -396,9 +398,9 @@ def _plane(plane: _Plane) -> Iterator[bytes]:
 
 
 def _events(
-    plane: _Plane, rows: pl.DataFrame, stats: Callable[[_Plane, dict[str, Any]], list[bytes]]
+    plane: _Plane, rows: Iterable[dict[str, Any]], stats: Callable[[_Plane, dict[str, Any]], list[bytes]]
 ) -> Iterator[bytes]:
-    for row in rows.iter_rows(named=True):
+    for row in rows:
         times = whole(2, row["start_ns"] * 1000) + whole(3, row["duration_ns"] * 1000)
         yield plane.event(row["name"] or _UNNAMED) + times + b"".join(stats(plane, row))
 
@@ -415,14 +417,22 @@ def _device_plane(trace: Trace, device: str, number: int) -> _Plane:
     plane.about("compute_cap_major", int(major) if major.isdecimal() else None)
     plane.about("compute_cap_minor", int(minor) if minor.isdecimal() else None)
     work = trace.scan("device_work").filter(pl.col("device") == device)
-    for lane in work.select("lane").unique().collect()["lane"].sort().to_list():
-        rows = work.filter(pl.col("lane") == lane).collect()
-        queue = rows["queue"][0] or str(lane)
+    copies = pl.col("kind").str.starts_with("copy").all().alias("copies")
+    lanes = work.group_by("lane").agg(pl.col("queue").first(), copies).sort("lane").collect()
+    for lane, known_queue, are_copies in lanes.iter_rows():
+        queue = known_queue or str(lane)
         told = identifier(queue)
-        kinds = "Memcpy" if rows["kind"].str.starts_with("copy").all() else "Kernel"
+        kinds = "Memcpy" if are_copies else "Kernel"
         identity = told if isinstance(told, int) else lane
+        rows = (row for part in _parts_of(work, lane) for row in part.iter_rows(named=True))
         plane.line(identity, f"Stream #{queue}({kinds})", _events(plane, rows, _work_stats))
     return plane
+
+
+def _parts_of(rows: pl.LazyFrame, lane: int) -> Iterator[pl.DataFrame]:
+    """The rows of one lane, a part at a time."""
+    for part in parts(rows, rows.select(pl.len()).collect().item()):
+        yield part.filter(pl.col("lane") == lane)
 
 
 def _vendor(trace: Trace) -> str | None:
@@ -455,33 +465,51 @@ def _host_plane(trace: Trace) -> _Plane:
     plane = _Plane("/host:CPU")
     numbers = set()
     for lane in trace.lanes.filter(pl.col("kind") == "host_thread").iter_rows(named=True):
-        rows = pl.concat([_host_rows(trace, table, lane["lane"]) for table in _HOST_TABLES])
-        if rows.is_empty():
+        rows = _host_rows(trace, lane["lane"])
+        first = next(rows, None)
+        if first is None:
             continue
-        rows = rows.sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
         told = identifier(lane["thread"] or "")
         identity = told if isinstance(told, int) and told not in numbers else 2**62 + lane["lane"]
         numbers.add(identity)
         name = f"{lane['name'] or 'thread'}"
-        plane.line(identity, name, _events(plane, rows, _host_stats))
+        plane.line(identity, name, _events(plane, itertools.chain([first], rows), _host_stats))
     return plane
 
 
-def _host_rows(trace: Trace, table: str, lane: int) -> pl.DataFrame:
-    rows = trace.scan(table).filter(pl.col("lane") == lane)
+def _host_rows(trace: Trace, lane: int) -> Iterator[dict[str, Any]]:
+    """The slices of one thread in the order of their start, longer ones first."""
+    tables = (_in_order(_host_parts(trace, table, lane)) for table in _HOST_TABLES)
+    return heapq.merge(*tables, key=lambda row: (row["start_ns"], -row["duration_ns"]))
+
+
+def _in_order(rows: Iterator[pl.DataFrame]) -> Iterator[dict[str, Any]]:
+    """Rows in parts that are sorted by start, longer ones first among those with the same start."""
+    held = None
+    for part in rows:
+        part = part if held is None else pl.concat([held, part])
+        held = part.filter(pl.col("start_ns") == pl.col("start_ns").max())  # the next part may have longer ones
+        yield from _longer_first(part.head(part.height - held.height))
+    if held is not None:
+        yield from _longer_first(held)
+
+
+def _longer_first(rows: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    ordered = rows.sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
+    return ordered.iter_rows(named=True)
+
+
+def _host_parts(trace: Trace, table: str, lane: int) -> Iterator[pl.DataFrame]:
+    rows = trace.scan(table)
     if table == "annotations":
         rows = rows.filter(pl.col("kind") == "host")
-    schema = rows.collect_schema()
+    there = SCHEMAS[table]
     columns = {"correlation": pl.Int64, "step": pl.Int64, "input_shapes": pl.String}
-    found = rows.select(
-        "start_ns",
-        "duration_ns",
-        "name",
-        *(pl.col(name) if name in schema else pl.lit(None, dtype).alias(name) for name, dtype in columns.items()),
-    ).collect()
-    if table == "frames":
-        found = found.with_columns(name=by_value(found["name"], _frame_name, pl.String))
-    return found
+    chosen = [pl.col(name) if name in there else pl.lit(None, dtype).alias(name) for name, dtype in columns.items()]
+    for part in _parts_of(rows.select("start_ns", "duration_ns", "name", "lane", *chosen), lane):
+        if table == "frames":
+            part = part.with_columns(name=by_value(part["name"], _frame_name, pl.String))
+        yield part
 
 
 def _frame_name(name: str) -> str:
