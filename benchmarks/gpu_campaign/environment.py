@@ -60,9 +60,10 @@ def _version(package: str) -> str | None:
 
 
 def stepscope_environment(at: At, _: str) -> dict[str, Any]:
-    """What `stepscope environment` says: a list of observations."""
+    """What `stepscope environment` says: a list of observations, without what was read, which names other processes."""
     text = measure.output_of([sys.executable, "-m", "stepscope", "environment", "--format", "json"], at.work)
-    return {"observations": json.loads(text)["observations"]}
+    kept = ("check", "verdict", "title")
+    return {"observations": [{key: each[key] for key in kept} for each in json.loads(text)["observations"]]}
 
 
 def measured(at: At, _: str) -> dict[str, Any]:

@@ -33,7 +33,6 @@ ZOO: Final = (
     "sample_by_sample",
     "expert_by_expert",
     "layouts_to_and_fro",
-    "double_precision",
     "casts_to_and_fro",
     "clipping_one_by_one",
     "gradients_set_to_zero",
@@ -41,7 +40,6 @@ ZOO: Final = (
     "padded_batches",
     "requests_one_by_one",
     "cache_grown_by_cat",
-    "weights_dequantised_each_step",
 )
 """Programs of the zoo that mean something on a device: all their tensors are made by torch, in one process."""
 WORKLOADS: Final = ("gpt2", "resnet50", "encoder", "unet", "dlrm")
@@ -124,20 +122,21 @@ def items(*, is_dry: bool) -> list[Item]:
     files = gpu_tests()
     groups = [files] if is_dry else [[each] for each in files]
     for group in groups:
-        name = "all" if is_dry else Path(group[0]).stem
+        file = Path(group[0])
+        name = "all" if is_dry else f"{file.parent.name}-{file.stem.removeprefix('test_')}"
         found.append(Item("tests", name, "tests_on_device.run", " ".join(group), needs=("pytest", *RECORDING)))
     for fault in FAULTS:
         found.append(Item("faults", fault.name, "faults.planted", fault.name, needs=(*fault.needs, *RECORDING)))
     for name in ZOO[: 1 if is_dry else None]:
         found.append(Item("faults", f"zoo-{name}", "faults.of_the_zoo", name, needs=RECORDING))
-    for name in WORKLOADS:
+    for name in WORKLOADS[-2:] if is_dry else WORKLOADS:
         found.append(Item("remedies", name, "remedies.gains", name, 150.0, needs=RECORDING))
     found.append(Item("remedies", "tune", "remedies.tuned", "gpt2", 330.0, needs=("optuna", *RECORDING)))
     for name in RECORDED:
         found.append(Item("prediction", name, "prediction.recorded", name, needs=RECORDING))
     found += [
         Item("prediction", "power", "prediction.power", needs=("polars", "pynvml")),
-        Item("prediction", "sweep", "prediction.sweep", most_s=600.0, needs=("polars",)),
+        Item("prediction", "sweep", "sweep.swept", most_s=600.0),
     ]
     for name in ("launch", "device"):
         found.append(Item("overhead", name, "overhead.recorder", name, needs=RECORDING))
@@ -158,7 +157,8 @@ def chosen(wanted: Sequence[str], *, is_dry: bool) -> list[Item]:
 
 
 def gpu_tests() -> list[str]:
-    """Files of tests that are marked `gpu`, below the repository."""
-    marked = re.compile(r"\bmark\.gpu\b")
+    """Files of tests that are marked `gpu`, below the repository; first those that are about nothing else."""
+    marked = re.compile(r"\bmark\.gpu\b|^@on_devices$", re.MULTILINE)
     files = sorted((REPOSITORY / "tests" / "unit").rglob("test_*.py"))
-    return [str(file.relative_to(REPOSITORY)) for file in files if marked.search(file.read_text(encoding="utf-8"))]
+    files = [file for file in files if marked.search(file.read_text(encoding="utf-8"))]
+    return [str(file.relative_to(REPOSITORY)) for file in sorted(files, key=lambda file: "on_devices" not in file.stem)]

@@ -97,19 +97,3 @@ def _summary(samples: pl.DataFrame) -> dict[str, Any]:
         if name == "throttle_reasons":
             found[str(name)] = {"seen": sorted({int(value) for value in values})}
     return found
-
-
-def sweep(at: At, _: str) -> dict[str, Any]:
-    """Time operators until the time is nearly over; `sweep.parquet` has a row for each."""
-    import torch
-
-    from benchmarks.gpu_campaign.sweep import Sweep
-
-    device = torch.device(at.device)
-    largest = 1 << 16
-    if not at.is_dry:
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 << 30
-        largest = min(1 << 28, free // 64)
-    found = Sweep(device, largest, at.keep / "sweep.parquet")
-    found.run(at.seconds - 30, most=60 if at.is_dry else None)
-    return {"rows": len(found.rows), "failures": dict(found.failures.most_common(20))}

@@ -54,4 +54,11 @@ def tuned(at: At, name: str) -> dict[str, Any]:
     effort = ["--budget", "1s", "--steps", "3", "--only", "garbage-at-steps"] if at.is_dry else ["--budget", "4m"]
     words = [sys.executable, "-m", "stepscope", "tune", *effort, "--folder", str(at.work / "studies")]
     measure.output_of([*words, "--json", str(file), *program(at, name)], at.work)
-    return dict(json.loads(file.read_text(encoding="utf-8")))
+    said = json.loads(file.read_text(encoding="utf-8"))
+
+    def told(trial: dict[str, Any]) -> dict[str, Any]:  # without machine and folders
+        return {key: trial[key] for key in ("configuration", "outcome", "reason", "measured")}
+
+    trials = [told(each) for each in said["trials"]]
+    proof = told(said["proof"]) if said["proof"] else None
+    return {"outcome": said["outcome"], "best": said["best"], "proof": proof, "trials": trials}

@@ -112,21 +112,24 @@ class Results:
 
 def packed(file: Path) -> tuple[str, bytes]:
     """A file's name and bytes, packed with zstd (gzip without that module); a large trace is thinned first."""
-    content = file.read_bytes()
+    content, name = file.read_bytes(), file.name.removesuffix(".gz")
+    ending = "zst" if find_spec("zstandard") else "gz"
+    if name.endswith(".lines"):  # what the recorder knows, packed already; it is named as its trace
+        return name.replace(".gz.lines", f".{ending}.lines"), content
     if file.suffix == ".gz":
         content = gzip.decompress(content)
-    name, result = _compressed(file.name.removesuffix(".gz"), content)
-    if len(result) > LARGEST_TRACE and name.startswith("trace-"):
-        name, result = _compressed(file.name.removesuffix(".gz"), thinned(content, KEPT_STEPS))
-    return name, result
+    result = _compressed(content)
+    if len(result) > LARGEST_TRACE:
+        result = _compressed(thinned(content, KEPT_STEPS))
+    return f"{name}.{ending}", result
 
 
-def _compressed(name: str, content: bytes) -> tuple[str, bytes]:
+def _compressed(content: bytes) -> bytes:
     if find_spec("zstandard") is None:
-        return f"{name}.gz", gzip.compress(content, 9)
+        return gzip.compress(content, 9)
     import zstandard
 
-    return f"{name}.zst", zstandard.ZstdCompressor(level=_LEVEL).compress(content)
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(content)
 
 
 def thinned(content: bytes, steps: int) -> bytes:

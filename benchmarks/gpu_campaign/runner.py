@@ -83,10 +83,10 @@ class Campaign:
             return
         work = Path(tempfile.mkdtemp(prefix=f"gpu-campaign-{item.name}-"))
         seconds = min(item.most_s, left_s)
-        words = ["--device", self._device, "--seconds", f"{seconds:.0f}", "--work", str(work)]
+        words = [item.work, item.about, "--device", self._device, "--seconds", f"{seconds:.0f}", "--folder", str(work)]
         with (work / "log.txt").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.gpu_campaign.child", item.path, *words, *["--dry"] * self._is_dry],
+                [sys.executable, "-m", "benchmarks.gpu_campaign.child", *words, *["--dry"] * self._is_dry],
                 cwd=REPOSITORY,
                 env=own_environment(work, is_dry=self._is_dry),
                 stdin=subprocess.DEVNULL,
@@ -109,7 +109,7 @@ class Campaign:
                 self._close(running, "failed", f"its process ended with {running.process.returncode}", seconds)
             self._save()
             entry = self._results.items[running.item.path]
-            error = f": {entry['error'].splitlines()[0][:100]}" if "error" in entry else ""
+            error = f": {summary.reason(entry['error'])[:200]}" if "error" in entry else ""
             self._say(f"{running.item.path}: {entry['outcome']} in {seconds:.0f} s{error}")
 
     def _close(self, running: _Running, outcome: str, error: str, seconds: float) -> None:

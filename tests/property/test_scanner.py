@@ -11,8 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from stepscope.errors import StepscopeError
-from stepscope.readers import kineto, open_trace
-from stepscope.readers.kineto import scanned
+from stepscope.readers import kineto, open_trace, source
+from stepscope.readers.kineto import events, scanned
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import StepRange, Window
 from tests.fuzz import seeds
@@ -95,6 +95,38 @@ def test_changed_files_are_read_the_same(tmp_path: Path) -> None:
             except AssertionError as error:
                 raise AssertionError(f"input {FIRST + number}: {error}") from error
     assert scanned_files > TRIES / 4  # not all damage keeps the scanner from reading a file
+
+
+EVENT = b'{"ph":"X","cat":"cpu_op","name":"a","pid":1,"tid":2,"ts":%d.%03d,"dur":1}'
+EVENTS = b",".join(EVENT % (number, number) for number in range(300))
+LATER_AND_LATER = b",".join(EVENT % (10 ** (number // 20), number) for number in range(300))
+WITH_STATE = (
+    EVERY_KIND.text,
+    b'{"traceEvents":[%b],"more":[%b],"distributedInfo":{"rank":3}}' % (EVENTS, EVENTS),
+    b'{"traceEvents":[%b]}' % LATER_AND_LATER,
+    b'{"traceEvents":[%b' % EVENTS,
+)
+"""Documents of which one piece tells how later ones are read."""
+
+
+@pytest.mark.slow
+def test_threads_make_no_difference(tmp_path: Path) -> None:
+    texts = [next(iter(case.files.values())) for case in (*seeds.kineto(), *seeds.chrome())]
+    path = tmp_path / "trace.json"
+    for number in range(len(WITH_STATE) + TRIES // 2):
+        random = Random(f"threads {FIRST + number}")
+        changed_text = changed_somehow(random, random.choice(texts), path.name)
+        path.write_bytes(WITH_STATE[number] if number < len(WITH_STATE) else changed_text)
+        found = []
+        for threads in (0, 1, 3):
+            with small_pieces(), pytest.MonkeyPatch.context() as patch:
+                patch.setattr(source, "spare_threads", lambda threads=threads: threads)
+                patch.setattr(events, "spare_threads", lambda threads=threads: threads)
+                found.append(outcome(path, CountedScan(works=True), None, None))
+        for other in found[1:]:
+            assert found[0][:2] == other[:2], FIRST + number
+            if len(other) == 3:
+                assert [name for name in SCHEMAS if not found[0][2][name].equals(other[2][name])] == [], FIRST + number
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, i
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.counters import ConsecutiveSteps
 from stepscope.record.run_folder import recording_of
-from stepscope.trace.cache import TraceCache, content_key, temporary_store
+from stepscope.trace.cache import TraceCache, temporary_store
+from stepscope.trace.excerpt import write_excerpt
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
 from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts
@@ -228,8 +229,8 @@ def open_trace(
 
     Args:
         path: a trace file (plain, gzip or zstd), "-" for standard input, or a folder written by `Trace.save`.
-        window: read only this span of time.
-        steps: read only these annotated steps; cannot be combined with `window`.
+        window: only this span of time; of a trace in the cache, only what is in it is read.
+        steps: only these annotated steps; cannot be combined with `window`.
         cache: where parsed traces are kept and looked up; None always reads the file.
         progress: called with the compressed bytes read so far and in total.
 
@@ -239,7 +240,9 @@ def open_trace(
         UsageError: the requested steps do not exist.
     """
     if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
-        return open_store(Path(path))
+        stored = open_store(Path(path))
+        is_whole = window is None and steps is None
+        return stored if is_whole else temporary_store(lambda writer: write_excerpt(stored, writer, window, steps))
     return with_unrecorded_steps(_of_its_host(_opened(path, window, steps, cache, progress), path), path)
 
 
@@ -250,12 +253,17 @@ def _opened(
     cache: TraceCache | None,
     progress: Progress | None,
 ) -> Trace:
-    if cache is None or window is not None or steps is not None or not _can_be_kept(path):
+    if cache is None or not _can_be_kept(path):
         return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
-    key = content_key(path, variant_of(path))
-    found = cache.lookup(key)
-    if found is None:
-        found = cache.add(key, lambda writer: _read(path, writer, None, None, progress))
+    key = cache.key_of(path, variant_of(path))
+
+    def build(writer: StoreWriter) -> ReadResult:
+        return _read(path, writer, None, None, progress)
+
+    if window is None and steps is None:
+        found = cache.lookup(key) or cache.add(key, build)
+    else:
+        found = cache.excerpt(key, build, lambda whole: lambda writer: write_excerpt(whole, writer, window, steps))
     return _renamed(found, str(path))
 
 

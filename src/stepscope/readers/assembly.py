@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.readers import event_names
 from stepscope.readers.source import Background, current
+from stepscope.trace.excerpt import is_inside, window_of_steps
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.nesting import Nesting, Rows, at, nullable, row_numbers
 from stepscope.trace.tables import SCHEMAS, conform, rows_frame
@@ -484,29 +484,16 @@ class Assembly:
         return frame.filter(self._is_inside(frame)) if self.window and frame.width else frame
 
     def _is_inside(self, frame: pl.DataFrame) -> pl.Expr:
-        if self.window is None:
-            return pl.lit(True)
-        end = pl.col("start_ns") + (pl.col("duration_ns") if "duration_ns" in frame.columns else 0)
-        return (pl.col("start_ns") < self.window.end_ns) & (
-            (end > self.window.start_ns) | (pl.col("start_ns") >= self.window.start_ns)
-        )
+        return pl.lit(True) if self.window is None else is_inside(self.window, frame.columns)
 
     def _window_of_steps(self, steps: StepRange) -> Window:
         marks = []
         for part in self._pieces("annotations"):
             if part.height:
                 is_host = pl.Series("host", self._strings.gather(part["kind"]) == "host")
-                marks.append(self._describe_annotations(part).filter(is_host & pl.col("step").is_not_null()))
-        described = pl.concat([part.select("start_ns", "duration_ns", "step") for part in marks]) if marks else _NONE
-        if described.height:
-            chosen = described.filter(pl.col("step").is_between(steps.first, steps.last))
-            if chosen.height:
-                end = (chosen["start_ns"] + chosen["duration_ns"]).max()
-                return Window(int(chosen["start_ns"].min()), int(end))  # type: ignore[arg-type]
-            numbers = described["step"].to_list()
-            have = f"it has steps {min(numbers)} to {max(numbers)}"
-            raise UsageError(f"no step of the trace is in the requested range: {have}")
-        raise NoStepMarksError("the trace has no step annotations to choose steps by: use a window of time instead")
+                marks.append(self._describe_annotations(part).filter(is_host))
+        chosen = [part.select("start_ns", "duration_ns", "step") for part in marks]
+        return window_of_steps(pl.concat(chosen) if chosen else _NONE, steps)
 
     def _write_table(self, table: str, describe: Callable[[pl.DataFrame], pl.DataFrame] | None = None) -> None:
         for rows in self._pieces(table):

@@ -235,9 +235,11 @@ class _Unseen(threading.local):
         self._entered: list[list[Any]] = []
 
     def __enter__(self) -> None:
-        compiled: Any = getattr(sys.modules.get("torch"), "_C", None)
-        kinds = (getattr(compiled, name, None) for name in ("DisableTorchFunction", "_DisableTorchDispatch"))
-        guards = [kind() for kind in kinds if kind is not None]
+        guards: list[Any] = []
+        if not self._entered:  # within a block nothing is to be done
+            compiled: Any = getattr(sys.modules.get("torch"), "_C", None)
+            kinds = (getattr(compiled, name, None) for name in ("DisableTorchFunction", "_DisableTorchDispatch"))
+            guards = [kind() for kind in kinds if kind is not None]
         for each in guards:
             each.__enter__()
         self._entered.append(guards)

@@ -3,6 +3,7 @@
     ROOT/<key>/store.json, *.parquet   a store (`stepscope.trace.model`)
     ROOT/<key>/contents.json           checksums of its files, which reveal a damaged store
     ROOT/.partial-*                    a store being written or removed; deleted when a day old
+    ROOT/key-of-*                      the key of a large file, until the file's size, times or place change
     ROOT/limit.json                    the size limit, if the user set one
 
 Any number of processes may share a cache. A store appears under its key complete or not at all, by a rename. Readers
@@ -25,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -59,7 +60,13 @@ _DAY_S: Final = 86_400
 _UNLOCKED_GRACE_S: Final = 3_600
 """Without locks, stores used this recently are assumed to be open."""
 _HASH_CHUNK_BYTES: Final = 1 << 20
+_LARGE_BYTES: Final = 32 * 2**20
+"""Size from which hashing a file takes a noticeable part of opening it."""
+_SETTLED_NS: Final = 2_000_000_000
+"""Age of a change after which another change gives a file another time."""
+_KNOWN_FOR_S: Final = 30 * 86_400
 _PARTIAL: Final = ".partial-"
+_KNOWN: Final = "key-of-"
 _LIMIT: Final = "limit_bytes"
 _TEMPORARY: Final = "stepscope-store-"
 _ABANDONED_AFTER_S: Final = 60
@@ -85,6 +92,15 @@ def content_key(path: str | Path, variant: str = "") -> str:
     except OSError as error:
         raise UnreadableTraceError(f"{path} cannot be read: {error.strerror}") from error
     return digest.hexdigest()
+
+
+def _state(path: str | Path) -> tuple[int, int, int, int, int] | None:
+    """Return a file's size, its times of change, and its place; None if it cannot be looked at."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_dev, found.st_ino
 
 
 def temporary_store(build: Build) -> Trace:
@@ -152,11 +168,52 @@ class TraceCache:
         self.root = default_root() if root is None else Path(root)
         self._limit_bytes = limit_bytes
 
-    def lookup(self, key: str) -> Trace | None:
+    def key_of(self, path: str | Path, variant: str = "") -> str:
+        """Return `content_key`; that of a large file is kept, and holds until its size, times or place change.
+
+        Raises UnreadableTraceError if the file cannot be read.
+        """
+        state = _state(path)
+        if state is None or state[0] < _LARGE_BYTES:
+            return content_key(path, variant)
+        name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()
+        here = [name, *map(str, state), f"{READER_VERSION}/{VERSION}/{variant}"]
+        place = self.root / (_KNOWN + name)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content = msgspec.json.decode(place.read_bytes(), type=dict[str, Any])
+            known = {"file": here, "key": content["key"]}
+            if content == with_checksum(known) and _KEY.fullmatch(known["key"]):
+                return str(known["key"])
+        key = content_key(path, variant)
+        is_settled = time.time_ns() - max(state[1:3]) > _SETTLED_NS  # a later change has other times
+        if is_settled and _state(path) == state:
+            with contextlib.suppress(OSError), whole_file(self._made_root() / place.name, private=True) as file:
+                file.write(msgspec.json.encode(with_checksum({"file": here, "key": key})))
+        return key
+
+    def excerpt(self, key: str, build: Build, cut: Callable[[Trace], Build]) -> Trace:
+        """Return a temporary trace that `cut` writes from the stored one, written by `build` unless it exists.
+
+        Of the store, only the files that `cut` reads are verified. A damaged one is removed and written again.
+        """
+        whole = self.lookup(key, lazily=True)
+        if whole is not None:
+            try:
+                return temporary_store(cut(whole))
+            except UnreadableTraceError as error:
+                problem = str(error)
+            del whole  # which holds the store; the error did so too
+            self._remove_damaged(key, problem)
+        return temporary_store(cut(self.add(key, build)))
+
+    def lookup(self, key: str, *, lazily: bool = False) -> Trace | None:
         """Return the stored trace or None; its store is not removed while the trace lives.
 
         A damaged store is removed with a warning. The metadata have the path that was read first, which may differ from
         the path of the same content now.
+
+        Args:
+            lazily: verify files when they are read, which may raise UnreadableTraceError.
         """
         directory = self._directory(key)
         if not directory.exists():
@@ -166,11 +223,10 @@ class TraceCache:
         except OSError:  # being removed, or unreadable
             return None
         try:
-            trace = open_kept(directory, hold, key)
+            trace = open_kept(directory, hold, key, lazily=lazily)
         except UnreadableTraceError as error:
             hold.release()
-            _log.warning("%s; the trace is read again from its file", error)
-            self._remove(directory)
+            self._remove_damaged(key, str(error))
             return None
         with contextlib.suppress(OSError):  # a cache that cannot be written can still be read
             os.utime(directory)
@@ -241,6 +297,10 @@ class TraceCache:
         self._limit_bytes = None
         self._evict()
 
+    def _remove_damaged(self, key: str, problem: str) -> None:
+        _log.warning("%s; the trace is read again from its file", problem)
+        self._remove(self._directory(key))
+
     def _directory(self, key: str) -> Path:
         if not _KEY.fullmatch(key):
             raise ValueError(f"not a cache key: {key!r}")
@@ -299,7 +359,12 @@ class TraceCache:
         return True
 
     def _sweep(self, older_than_s: float) -> None:
+        known_for_s = _KNOWN_FOR_S if older_than_s else 0
         with contextlib.suppress(OSError):
+            for known in list(self.root.glob(f"{_KNOWN}*")):
+                with contextlib.suppress(OSError):
+                    if time.time() - known.stat().st_mtime >= known_for_s:
+                        known.unlink()
             for leftover in list(self.root.glob(f"{_PARTIAL}*")):
                 with contextlib.suppress(OSError):
                     if time.time() - leftover.stat().st_mtime < older_than_s:

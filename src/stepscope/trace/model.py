@@ -17,9 +17,10 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TableLoader = Callable[[str], pl.LazyFrame]
+PartsLoader = Callable[[str], "list[Part]"]
 _Kept = TypeVar("_Kept")
 
 
@@ -77,6 +79,7 @@ class Trace:
     capture: Trace | None = field(default=None, repr=False, compare=False)
     """The recording of the capture of this trace's graphs, if it was given beside."""
     _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _parts: PartsLoader | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def from_tables(
@@ -112,6 +115,13 @@ class Trace:
         if name not in SCHEMAS:
             raise KeyError(name)
         return self._loaded[name].lazy() if name in self._loaded else self._load(name)
+
+    def parts(self, name: str) -> list[Part]:
+        """Return the parts in which a table is stored, in row order; a table that is not stored is one part."""
+        if self._parts is not None:
+            return self._parts(name)
+        rows = self.table(name)
+        return [Part(Span.of(rows), lambda *columns: rows.select(columns) if columns else rows)]
 
     @property
     def working_devices(self) -> list[str]:
@@ -216,6 +226,43 @@ CONTENTS: Final = "contents.json"
 _CHUNK_BYTES: Final = 1 << 20
 
 
+class Span(msgspec.Struct, array_like=True, frozen=True):
+    """What rows of a table are about, so that a reader of a window knows whether it needs them.
+
+    Attributes:
+        rows: how many.
+        first_ns, last_ns, end_ns: the first and the last start, and the last end; 0 in tables without times.
+        correlations: the least and the greatest correlation number; None if there is none.
+    """
+
+    rows: int
+    first_ns: int = 0
+    last_ns: int = 0
+    end_ns: int = 0
+    correlations: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame) -> Span:
+        if "start_ns" not in frame.columns or not frame.height:
+            return cls(frame.height)
+        start = frame["start_ns"]
+        ends = (start + frame["duration_ns"]).max() if "duration_ns" in frame.columns else start[-1]
+        numbers = frame["correlation"] if "correlation" in frame.columns else pl.Series([], dtype=pl.Int64)
+        least, most = numbers.min(), numbers.max()
+        known = None if least is None or most is None else (int(least), int(most))  # type: ignore[arg-type]
+        return cls(frame.height, start[0], start[-1], int(ends), known)
+
+
+class Part(NamedTuple):
+    """A part of a table; `read` returns these columns of its rows, or all, those it lacks as nulls.
+
+    `read` raises UnreadableTraceError if the part is damaged.
+    """
+
+    span: Span
+    read: Callable[..., pl.DataFrame]
+
+
 class Manifest(msgspec.Struct, kw_only=True):
     """The content of store.json; fields added later have defaults, so that older stores can be read."""
 
@@ -223,6 +270,7 @@ class Manifest(msgspec.Struct, kw_only=True):
     metadata: Metadata
     warnings: tuple[TraceWarning, ...] = ()
     parts: dict[str, int] = {}
+    spans: dict[str, list[Span]] = {}
 
 
 class Contents(msgspec.Struct, kw_only=True):
@@ -237,13 +285,13 @@ class StoreWriter:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._parts: dict[str, int] = {}
+        self._spans: dict[str, list[Span]] = {}
 
     def write_part(self, table: str, frame: pl.DataFrame) -> None:
         """Append rows to a table; they must follow those already written. Columns with only nulls are not written."""
-        number = self._parts.get(table, 0)
-        _write(frame, self.directory / f"{table}-{number:05}.parquet")
-        self._parts[table] = number + 1
+        spans = self._spans.setdefault(table, [])
+        _write(frame, self.directory / f"{table}-{len(spans):05}.parquet")
+        spans.append(Span.of(frame))
 
     def scan(self, table: str) -> pl.LazyFrame:
         paths = self._paths(table)
@@ -252,19 +300,22 @@ class StoreWriter:
     def change(self, table: str, change: Callable[[pl.DataFrame, int], pl.DataFrame]) -> None:
         """Rewrite every part with the result of `change`, which gets the part and the number of its first row."""
         first = 0
-        for path in self._paths(table):
+        for number, path in enumerate(self._paths(table)):
             part = scan(table, [path]).collect()
             changed = path.with_suffix(".changed")
-            _write(change(part, first), changed)
+            rows = change(part, first)
+            _write(rows, changed)
             os.replace(changed, path)
+            self._spans[table][number] = Span.of(rows)
             first += part.height
 
     def _paths(self, table: str) -> list[Path]:
-        return [self.directory / f"{table}-{number:05}.parquet" for number in range(self._parts.get(table, 0))]
+        return [self.directory / f"{table}-{number:05}.parquet" for number in range(len(self._spans.get(table, ())))]
 
     def finish(self, metadata: Metadata, warnings: tuple[TraceWarning, ...]) -> None:
         """Write the manifest, which makes the store valid; invalid UTF-8 in its text is escaped."""
-        manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=self._parts)
+        parts = {table: len(spans) for table, spans in self._spans.items()}
+        manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=parts, spans=self._spans)
         manifest = msgspec.convert(_encodable(msgspec.to_builtins(manifest)), Manifest)
         (self.directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
@@ -403,17 +454,20 @@ def open_store(directory: Path, owner: object = None) -> Trace:
     return _trace(directory, manifest, owner, contents)
 
 
-def open_kept(directory: Path, owner: object, kept_as: str) -> Trace:
+def open_kept(directory: Path, owner: object, kept_as: str, *, lazily: bool = False) -> Trace:
     """Open the trace in a directory sealed under that name, after verifying every file's checksum.
+
+    Args:
+        lazily: verify each table, or each part that is read alone, when it is read.
 
     Raises UnreadableTraceError if a file was changed, added or removed.
     """
     contents = _contents(directory)
     if contents.kept_as != kept_as:
         raise UnreadableTraceError(f"the stored trace {directory} is damaged: it belongs to another file")
-    _compare(directory, contents, names_in(directory) | contents.checksums.keys())
+    _compare(directory, contents, [MANIFEST] if lazily else names_in(directory) | contents.checksums.keys())
     _opened.add(directory)
-    return _trace(directory, _manifest(directory), owner, None)
+    return _trace(directory, _manifest(directory), owner, contents if lazily else None)
 
 
 def open_unsealed(directory: Path, owner: object = None) -> Trace:
@@ -476,14 +530,31 @@ def _trace(directory: Path, manifest: Manifest, owner: object, unchecked: Conten
     """With `unchecked`, a table's checksums are verified when it is first loaded."""
     checked: set[str] = set()
 
+    def paths_of(table: str) -> list[Path]:
+        return [directory / f"{table}-{number:05}.parquet" for number in range(manifest.parts.get(table, 0))]
+
+    def verify(names: set[str]) -> None:
+        if unchecked is not None:
+            _compare(directory, unchecked, names - checked)
+            checked.update(names)
+
     def load(table: str) -> pl.LazyFrame:
-        paths = [directory / f"{table}-{number:05}.parquet" for number in range(manifest.parts.get(table, 0))]
-        if unchecked is not None and table not in checked:
-            _compare(directory, unchecked, [path.name for path in paths])
-            checked.add(table)
+        paths = paths_of(table)
+        verify({path.name for path in paths})
         missing = next((path for path in paths if not path.is_file()), None)
         if missing is not None:
             raise UnreadableTraceError(f"the stored trace {directory} is missing its file {missing.name}")
         return scan(table, paths)
 
-    return Trace(manifest.metadata, manifest.warnings, load, {}, owner)
+    def read(table: str, path: Path, *columns: str) -> pl.DataFrame:
+        verify({path.name})
+        rows = scan(table, [path])
+        return (rows.select(columns) if columns else rows).collect()
+
+    def parts(table: str) -> list[Part]:
+        paths, spans = paths_of(table), manifest.spans.get(table, [])
+        if len(spans) != len(paths):  # of an older store
+            spans = [Span.of(read(table, path)) for path in paths]
+        return [Part(span, partial(read, table, path)) for span, path in zip(spans, paths, strict=True)]
+
+    return Trace(manifest.metadata, manifest.warnings, load, {}, owner, _parts=parts)

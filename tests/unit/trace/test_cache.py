@@ -291,3 +291,37 @@ def test_another_process_s_open_trace_is_protected(tmp_path: Path) -> None:
         assert TraceCache(tmp_path).clear() == []
         assert other.communicate("", timeout=60)[0] == "1000\n"
     assert [entry.key for entry in TraceCache(tmp_path).clear()] == [key(1)]
+
+
+def test_the_key_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, store = tmp_path / "trace.json", TraceCache(tmp_path / "cache")
+    path.write_bytes(b"one")
+    hashed: list[str] = []
+    whole = cache.content_key
+
+    def noted(path: Path, variant: str = "") -> str:
+        hashed.append(variant)
+        return whole(path, variant)
+
+    monkeypatch.setattr(cache, "content_key", noted)
+    assert [store.key_of(path) for _ in range(2)] == [whole(path)] * 2
+    assert len(hashed) == 2  # a small file is always hashed
+
+    monkeypatch.setattr(cache, "_LARGE_BYTES", 1)
+    assert store.key_of(path) == whole(path)
+    assert not list(store.root.glob("key-of-*"))  # it changed a moment ago, and may again within the clock's tick
+    monkeypatch.setattr(cache, "_SETTLED_NS", -1)
+    assert [store.key_of(path) for _ in range(3)] == [whole(path)] * 3
+    assert len(hashed) == 4
+    assert store.key_of(path, "other") == whole(path, "other")
+    state = path.stat()
+    path.write_bytes(b"two")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert store.key_of(path) == whole(path)
+
+    (kept,) = store.root.glob("key-of-*")
+    for damage in (b"", b"{}", b"null", kept.read_bytes()[:-3], kept.read_bytes().replace(b'"key":"', b'"key":"0')):
+        kept.write_bytes(damage)
+        assert store.key_of(path) == whole(path)
+    store.clear()
+    assert not list(store.root.glob("key-of-*"))

@@ -87,7 +87,7 @@ def small_model(at: Setting) -> Step:
 
 def decoding_kernel_by_kernel(at: Setting) -> Step:
     model = GPT(1024, at.size(512, 16), at.size(8, 2), at.size(12, 1), length=64).eval()
-    token = torch.randint(1024, (1, 1))
+    prompt, token = torch.randint(1024, (1, 32)), torch.randint(1024, (1, 1))
 
     @torch.no_grad()
     def decode(tokens: torch.Tensor) -> torch.Tensor:
@@ -95,9 +95,11 @@ def decoding_kernel_by_kernel(at: Setting) -> Step:
 
     once = decode if at.fault else capture_step(decode)  # planted
 
+    @torch.no_grad()
     def generate() -> torch.Tensor:
+        model(prompt)
         answer = token
-        for _ in range(at.size(16, 2)):
+        for _ in range(at.size(16, 4)):
             answer = once(answer)
         return answer
 

@@ -57,6 +57,6 @@ def training_step(
     def step() -> None:
         optimizer.zero_grad()
         model(batch()).square().mean().backward()
-        optimizer.step()
+        optimizer.step()  # planted: optimizer_tensor_by_tensor
 
     return step
