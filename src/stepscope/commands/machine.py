@@ -380,9 +380,7 @@ def _scanner() -> Observation:
 
     check = Check("scanner")
     if is_built():
-        return check.fine(
-            "stepscope reads traces with its compiled scanner", "stepscope.readers.kineto._scanner"
-        )
+        return check.fine("stepscope reads traces with its compiled scanner", "stepscope.readers.kineto._scanner")
     return check.note(
         "stepscope reads traces without its compiled scanner",
         "there is no module stepscope.readers.kineto._scanner of this version",
