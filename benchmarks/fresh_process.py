@@ -24,15 +24,22 @@ ALL_CORES = "import json, os, sys, time\n"
 
 
 def measure(
-    python: str, program: str, path: str, *arguments: str, all_cores: bool = False, curve_s: float | None = None
+    python: str,
+    program: str,
+    path: str,
+    *arguments: str,
+    all_cores: bool = False,
+    curve_s: float | None = None,
+    sources: Path = SOURCES,
 ) -> dict[str, Any]:
     """One run: what the program says as JSON in its last line; process_cpu (seconds) and peak_mib of the process.
 
     Args:
+        sources: where the program imports stepscope from.
         all_cores: do not hold it to one core and one thread of Polars.
         curve_s: also return `curve`, pairs of seconds and resident MiB, so often (where there is /proc).
     """
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(SOURCES)}
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(sources)}
     environment |= {} if all_cores else {"POLARS_MAX_THREADS": "1"}
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(

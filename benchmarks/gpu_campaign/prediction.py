@@ -21,7 +21,7 @@ from tests.zoo import measure
 _DEVICE: Final = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons", "energy_j",
                   "utilization_share")  # fmt: skip
 _INTERVAL_S: Final = 0.1
-_RECORDED_S: Final = 24
+_RECORDED_S: Final = 18
 """The recording, 50 steps without it, and ten seconds in which energy is measured."""
 
 
@@ -40,7 +40,7 @@ def power(at: At, _: str) -> dict[str, Any]:
 
     The idle device holds no context yet: torch is imported afterwards.
     """
-    seconds = 1.0 if at.is_dry else 15.0
+    seconds = 1.0 if at.is_dry else 10.0
     phases = [("idle", _sampled(at, "idle", seconds, None))]
     import torch
 

@@ -65,7 +65,8 @@ def _versions(results: Results, machine: dict[str, Any]) -> Iterator[str]:
     yield f"Begun {about.get('began')}, stepscope at commit {about.get('commit') or 'unknown'}."
     if machine:
         packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
-        yield f"Python {machine.get('python')} on {machine.get('system')}, CUDA {machine.get('cuda')}; {packages}."
+        cuda = machine.get("cuda") or "none"
+        yield f"Python {machine.get('python')} on {machine.get('system')}, CUDA {cuda}; {packages}."
     if driver := machine.get("driver"):
         yield f"\n    {driver.replace(chr(10), chr(10) + '    ')}"
 
@@ -162,8 +163,10 @@ def _prediction(found: dict[str, Any]) -> Iterator[str]:
     elif phases:
         yield "No power was read: NVML answered nothing (is nvidia-ml-py there?)."
     workloads = [name for name in found if name not in ("sweep", "power")]
+    if workloads and phases:
+        yield ""
     if workloads:
-        yield f"\nRecorded, with traces: {', '.join(workloads)}."
+        yield f"Recorded, with traces: {', '.join(workloads)}."
 
 
 def power_table(phases: dict[str, Any]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 from stepscope.remedies import capture_step
-from tests.zoo.gpu.setting import Setting, Step, training_step
+from tests.zoo.gpu.setting import Setting, Step, adamw, training_step
 from tests.zoo.models import GPT, mlp
 
 
@@ -72,7 +72,7 @@ def small_model(at: Setting) -> Step:
     width, rows = at.size(64, 8), at.size(64, 4)
     batch = torch.randn(rows, width)
     model = mlp(width, width, at.size(60, 3), 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=at.on_cuda)
+    optimizer = adamw(model, capturable=at.on_cuda)
 
     def train(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -144,17 +144,25 @@ def small_all_reduces(at: Setting) -> Step:
 
 def graph_breaks(at: Setting) -> Step:
     width, rows = at.size(256, 8), at.size(512, 4)
-    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(at.size(6, 2)))
+    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
     batch = torch.randn(rows, width)
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        for layer in layers:
-            x = torch.relu(layer(x))
-        if at.fault:
-            torch._dynamo.graph_break()  # planted
+    def part(x: torch.Tensor) -> torch.Tensor:
         for layer in layers:
             x = torch.relu(layer(x))
         return x
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        return part(x)
 
     compiled = torch.compile(compute, backend="inductor" if at.on_cuda else "eager")
 
@@ -173,7 +181,7 @@ def dynamic_shapes(at: Setting) -> Step:
     torch._dynamo.config.recompile_limit = len(batches) + 1
     numbers = itertools.count()
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
+    def compute(x: torch.Tensor) -> torch.Tensor:  # planted
         for layer in layers:
             x = torch.relu(layer(x))
         return x
