@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import compress
 from math import prod
 from typing import Final
@@ -205,9 +204,9 @@ class LogitsLoss:
 
 def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsLoss]:
     """Find losses over at least this many classes among these rows of `operators`. Needs input shapes."""
-    calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).select(
-        "row", "lane", "name", "input_shapes", "input_types"
-    )  # fmt: skip
+    calls = trace.operators[rows].select(
+        "lane", "name", "input_types", pl.col("input_shapes").fill_null(""), row=pl.Series(rows, dtype=pl.Int64)
+    )
     found = []
     for _, mine in calls.group_by("lane", maintain_order=True):
         places = np.flatnonzero((mine["name"] == _LOG_SOFTMAX).to_numpy()).tolist()
@@ -230,8 +229,9 @@ class _Losses:
         self._projections = np.flatnonzero(names.is_in(_PROJECTIONS).to_numpy())
         self._made = [_made(shapes_of(text)) for text in shapes.gather(self._projections)]
         self._losses = np.flatnonzero((names == "aten::cross_entropy_loss").to_numpy())
-        self._sizes = np.array([_first_size(text) for text in shapes], np.int64)
-        self._sizes[names.str.contains("[Bb]ackward").to_numpy()] = -1
+        different = shapes.unique().to_list()
+        sizes = shapes.replace_strict(different, [*map(_first_size, different)], return_dtype=pl.Int64)
+        self._sizes = np.where(names.str.contains("[Bb]ackward").to_numpy(), -1, sizes.to_numpy())
 
     def at(self, place: int, scores: Shape) -> LogitsLoss | None:
         """The loss whose log-softmax stands at `place`, if a projection before it made the scores."""
@@ -256,7 +256,6 @@ class _Losses:
         )
 
 
-@lru_cache(maxsize=65536)
 def _first_size(input_shapes: str | None) -> int:
     """Elements of the first input, 1 for a number; -1 without inputs."""
     return min(next(map(elements, shapes_of(input_shapes)), -1), LARGEST)

@@ -164,6 +164,8 @@ class SourceLoops:
         Each comes with how often it was entered: between its first repetition and its last, its head is reached before
         every repetition but the first, and once more at the end of every turn but the last of a loop around it.
         """
+        if not self._loops:
+            return []
         first = np.searchsorted(self._latest, begin_ns, side="right")
         last = np.searchsorted(self._starts, end_ns)
         mine = self._lines[first:last].filter(pl.col("start_ns") + pl.col("duration_ns") > begin_ns)

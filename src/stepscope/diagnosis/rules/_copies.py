@@ -13,7 +13,7 @@ from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rules._operators import outermost_in_order
 from stepscope.diagnosis.view import View
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows, at, inherit
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_slices, scaled_work, together
 
@@ -156,10 +156,14 @@ def round_trips(view: View) -> list[RoundTrip]:
 
 def rows_and_around(view: View, operators: pl.Series) -> Rows:
     """These rows of `operators` and the rows of the operators around them."""
-    found = [np.unique(operators.to_numpy().astype(np.int64))]
-    while (parents := np.setdiff1d(view.parents[found[-1]], -1)).size:
-        found.append(parents)
-    return np.unique(np.concatenate(found))
+    found = np.zeros(len(view.parents), np.bool_)
+    rows = operators.to_numpy().astype(np.int64)
+    while rows.size:
+        found[rows] = True
+        rows = np.unique(at(view.parents, rows))
+        rows = rows[rows >= 0]
+        rows = rows[~found[rows]]
+    return np.flatnonzero(found)
 
 
 def _works_on_host(name: str) -> bool:

@@ -15,6 +15,7 @@ import polars as pl
 
 from stepscope.analysis.loops import Loop
 from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name
 from stepscope.analysis.work import tensor_shapes_of as shapes_of
 from stepscope.diagnosis.view import View, once, rows_of
@@ -150,6 +151,12 @@ def operations(tensors: tuple[Shape, ...]) -> int:
     if left[-1] not in right[-2:]:
         return 0
     return 2 * prod(left) * (right[-1] if left[-1] == right[-2] else right[-2])
+
+
+@once
+def attention_by_hand(view: View) -> list[WrittenOutAttention]:
+    """The attention in the span whose scores are separate tensors."""
+    return written_out_attention(view.trace, rows_of(view.operators))
 
 
 HostTime: TypeAlias = tuple[Lanes, Times, Times]
