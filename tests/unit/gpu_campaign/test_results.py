@@ -111,6 +111,7 @@ def test_a_summary_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
         Results.opened(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_part_has_items_and_their_functions_exist() -> None:
     from importlib import import_module
 

@@ -14,6 +14,7 @@ from benchmarks.gpu_campaign.plan import PARTS, Item
 from benchmarks.gpu_campaign.results import Results
 from benchmarks.gpu_campaign.runner import Campaign, part_ends
 
+pytestmark = pytest.mark.slow
 HERE = "tests.unit.gpu_campaign.items"
 
 

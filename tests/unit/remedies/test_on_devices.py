@@ -141,7 +141,7 @@ def test_fused_optimizers(device: str, kind: Any) -> None:
 @on_devices
 def test_clipping(device: str) -> None:
     plain = network(device)
-    F.cross_entropy(plain(batches(device)[0][0]), batches(device)[0][1]).backward()
+    F.cross_entropy(plain(batches(device)[0][0]), batches(device)[0][1]).backward()  # type: ignore[no-untyped-call]
     other = copy.deepcopy(plain)
     for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
@@ -265,13 +265,14 @@ def test_padded_shapes_and_constants_of_a_loop(device: str) -> None:
 
 @on_devices
 def test_weights_that_stay_tied_when_they_move(device: str) -> None:
-    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7, bias=False))
-    model[1].weight = model[0].weight
+    table, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    head.weight = table.weight
+    model = nn.Sequential(table, head)
     with keeps_ties(model):
         model.to(device)
-        model[1].weight = nn.Parameter(model[1].weight.detach().clone())
-    assert model[0].weight is model[1].weight
-    assert model[0].weight.device.type == device
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    assert head.weight is table.weight
+    assert table.weight.device.type == device
 
 
 @pytest.fixture
@@ -371,7 +372,7 @@ def test_a_captured_step_is_quicker_than_its_launches() -> None:
     times: dict[str, list[float]] = {"plain": [], "graph": []}
     runs: dict[str, Callable[[Tensor], Tensor]] = {"plain": model, "graph": graph}
     for number, (name, run) in itertools.product(range(60), runs.items()):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(5):
             run(inputs)
