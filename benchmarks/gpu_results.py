@@ -53,7 +53,7 @@ def keep(folder: Path, kept: Path) -> Path:
     for item in results.items.values():
         item.pop("log", None)
         if "error" in item:
-            item["error"] = _FOLDERS.sub(".../", str(item["error"]).partition("\n")[0])[:_ERROR]
+            item["error"] = _FOLDERS.sub(".../", summary.reason(str(item["error"])))[:_ERROR]
     Results(target, results.about, results.items).save()
     summary.write(Results(target, results.about, results.items), ())
     devices = results.results("environment").get("devices")

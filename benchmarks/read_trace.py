@@ -1,7 +1,8 @@
 """How fast traces are read, in how much memory, and how fast again from the cache; beside HolisticTraceAnalysis.
 
     python benchmarks/read_trace.py [--directory DIR] [--sizes 100 500 2000] [--runs 3]
-                                    [--hta-python PYTHON | --without-hta] [--without-scanner]
+                                    [--hta-python PYTHON | --without-hta] [--without-scanner] [--all-cores]
+    python benchmarks/read_trace.py --curve 10000
 
 Every run is a fresh process held to one core (where the system can do that), with one Polars thread. Seconds are CPU
 seconds of the call alone and of the whole process, imports included; memory is the process's peak as the
@@ -13,7 +14,8 @@ a trace, and `Trace(...).parse_traces(use_multiprocessing=False, use_memory_prof
 its fastest setting. Its number of events is compared with the one it should have: events with a duration and a
 category other than "Trace". (TraceAnalysis then leaves out device work outside the whole steps, which is meant so.)
 
-With --without-scanner, stepscope reads without its compiled scanner, as where none was built.
+With --without-scanner, stepscope reads without its compiled scanner, as where none was built. With --all-cores, it may
+use all cores: compare the wall seconds. --curve reads one trace of this size, and prints how much memory it had when.
 
 With STEPSCOPE_TRACES set, a real trace is read as well.
 """
@@ -31,6 +33,7 @@ import sys
 import tempfile
 import venv
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,15 @@ from stepscope.readers import open_trace
 from stepscope.trace.cache import TraceCache
 wall, cpu = time.perf_counter(), time.process_time()
 trace = open_trace(path, cache=TraceCache(Path(cache)))
+report(trace.metadata.events)
+"""
+READ_WINDOW = """
+from pathlib import Path
+from stepscope.readers import open_trace
+from stepscope.trace.cache import TraceCache
+from stepscope.trace.window import Window
+wall, cpu = time.perf_counter(), time.process_time()
+trace = open_trace(path, cache=TraceCache(Path(cache)), window=Window(10**9, 2 * 10**9))
 report(trace.metadata.events)
 """
 HTA_OPEN = """
@@ -104,6 +116,7 @@ def rows(
     programs = [("stepscope, open_trace", sys.executable, READ, options.runs)]
     programs += [("stepscope, the same and kept in the cache", sys.executable, READ_WITH_CACHE, 1)]
     programs += [("stepscope, second opening", sys.executable, READ_WITH_CACHE, options.runs)]
+    programs += [("stepscope, a second of it from the cache", sys.executable, READ_WINDOW, options.runs)]
     if hta is not None:
         programs += [("HTA, Trace.parse_traces", hta, HTA_PARSE, options.runs)]
         programs += [("HTA, TraceAnalysis(...)", hta, HTA_OPEN, options.runs)]
@@ -111,7 +124,9 @@ def rows(
     for what, python, program, runs in programs:
         if options.without_scanner and what.startswith("stepscope"):
             program = WITHOUT_SCANNER + program
-        found = medians([measure(python, PROLOGUE + program, str(path), str(cache)) for _ in range(runs)])
+        all_cores = options.all_cores and what.startswith("stepscope")
+        call = partial(measure, python, PROLOGUE + program, str(path), str(cache), all_cores=all_cores)
+        found = medians([call() for _ in range(runs)])
         note = f"{found['events']:,}"
         if hta is not None:
             expected = hta_events if what.startswith("HTA") else all_events
@@ -120,6 +135,16 @@ def rows(
             f"| {name} | {what} | {found['cpu']:.2f} | {raw_mb / found['cpu']:,.0f} | {found['wall']:.2f} "
             f"| {found['process_cpu']:.2f} | {found['peak_mib']:.0f} | {note} |"
         )
+
+
+def curve(path: Path, parts: int = 12) -> Iterator[str]:
+    """The memory of a process that reads a file, at so many times."""
+    found = measure(sys.executable, PROLOGUE + READ, str(path), "", all_cores=True, curve_s=0.1)
+    times = found["curve"][:: max(1, len(found["curve"]) // parts)]
+    yield f"{path.stat().st_size / 1e6:,.0f} MB: {found['wall']:.0f} s, at most {found['peak_mib']:.0f} MiB"
+    yield "| s | " + " | ".join(f"{seconds:.0f}" for seconds, _ in times) + " |"
+    yield "|---|" + "---:|" * len(times)
+    yield "| MiB | " + " | ".join(f"{mib:.0f}" for _, mib in times) + " |"
 
 
 def long_trace(directory: Path, megabytes: int) -> Path:
@@ -165,12 +190,18 @@ def main() -> None:
     parser.add_argument("--hta-python", type=Path)
     parser.add_argument("--without-hta", action="store_true")
     parser.add_argument("--without-scanner", action="store_true")
+    parser.add_argument("--all-cores", action="store_true")
+    parser.add_argument("--curve", type=int, metavar="MB")
     options = parser.parse_args()
     directory = options.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    if options.curve is not None:
+        print("\n".join(curve(long_trace(directory, options.curve))))
+        return
     hta = hta_python(directory, options)
+    cores = f"{os.cpu_count()} cores" if options.all_cores else "one core"
     print(
-        f"Python {platform.python_version()}, {platform.machine()}, one core, median of {options.runs} runs\n",
+        f"Python {platform.python_version()}, {platform.machine()}, {cores}, median of {options.runs} runs\n",
         flush=True,
     )
     print("| trace | call | CPU s | MB/s | wall s | whole process, CPU s | peak MiB | events |")

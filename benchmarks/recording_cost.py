@@ -96,7 +96,7 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> str:
 
 
 def finish() -> None:
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
 
 
@@ -107,7 +107,7 @@ def under_nothing(step: Callable[[], None], steps: int) -> Taken:
 def under_torch(step: Callable[[], None], steps: int, with_stack: bool = False) -> Taken:
     """torch.profiler with the options that `SAME_OPTIONS` stands for."""
     profiler = torch.profiler.profile(
-        activities=[*torch.profiler.supported_activities()],
+        activities=[*torch.profiler.supported_activities()],  # type: ignore[no-untyped-call]
         record_shapes=True,
         profile_memory=True,
         with_stack=with_stack,

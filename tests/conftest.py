@@ -10,12 +10,16 @@ from typing import Any, Final
 
 import platformdirs
 import pytest
+from hypothesis import settings
 
 from stepscope import guard
 from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.rule import Found, Limits, Rule
 from stepscope.diagnosis.view import View
 from tests.claims import unsupported
+
+settings.register_profile("without time limits", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("without time limits")
 
 _SLOW_FOLDERS: Final = ("e2e", "fuzz", "golden", "guest", "property", "zoo")
 """Whose tests start programs, read large files or try many inputs: `--all` runs them, as does naming one."""

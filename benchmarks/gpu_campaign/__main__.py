@@ -35,7 +35,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", metavar="FOLDER", type=Path, required=True, help="where the results are kept")
-    parser.add_argument("--limit", metavar="MINUTES", type=float, default=25.0, help="for all parts (25)")
+    parser.add_argument("--limit", metavar="MINUTES", type=float, help="for all parts (25; with --dry-run 60)")
     parser.add_argument(
         "--only", metavar="PART", action="append", default=[], help=f"{', '.join(PARTS)}, or PART/ITEM; repeatable"
     )
@@ -61,7 +61,7 @@ def main() -> int:
     campaign = Campaign(
         results,
         items,
-        options.limit * 60,
+        (options.limit or (60.0 if options.dry_run else 25.0)) * 60,
         device=device,
         is_dry=options.dry_run,
         jobs=jobs,
@@ -74,6 +74,9 @@ def main() -> int:
         return 130
     print(f"\n{(results.folder / 'summary.md').read_text(encoding='utf-8').split(chr(10) * 2)[1]}")
     print(f"All of it: {options.out / 'summary.md'}")
+    left = sum(results.items.get(item.path, {}).get("outcome") in (None, "interrupted") for item in items)
+    if left:
+        print(f"Not reached: {left} of {len(items)} items; the same call continues with them.")
     failed = any(results.items.get(item.path, {}).get("outcome") == "failed" for item in items)
     return int(failed or any(problems(results.folder)))
 

@@ -44,7 +44,10 @@ def planted(at: At, name: str) -> dict[str, Any]:
     def names_the_line(file: str, line: int) -> bool:
         return (Path(file).name, line) in one.lines
 
-    return row(found, times, one.rules, names_the_line if one.has_place else None)
+    judged = row(found, times, one.rules, names_the_line if one.has_place else None)
+    if one.is_note:
+        judged["is_first"] = any(each["rule"] in one.rules for each in found["fault"])
+    return judged
 
 
 def of_the_zoo(at: At, name: str) -> dict[str, Any]:

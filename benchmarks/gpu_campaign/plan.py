@@ -14,10 +14,10 @@ from tests.zoo.gpu.registry import FAULTS
 REPOSITORY: Final = Path(__file__).resolve().parents[2]
 PARTS: Final = {
     "environment": 1.0,
-    "tests": 2.0,
-    "faults": 5.0,
+    "tests": 2.5,
+    "faults": 6.0,
     "remedies": 8.0,
-    "prediction": 8.0,
+    "prediction": 6.5,
     "overhead": 1.0,
 }
 """By part: its minutes of the 25 that all have; with another total limit all are scaled."""
@@ -88,6 +88,7 @@ class Item:
         about: the function's argument.
         most_s: seconds after which it is ended.
         needs: modules without which it cannot run.
+        takes_turns: its programs use the device in turns with those of other such items, which run beside it.
     """
 
     part: str
@@ -96,6 +97,7 @@ class Item:
     about: str = ""
     most_s: float = 120.0
     needs: tuple[str, ...] = ()
+    takes_turns: bool = False
 
     @property
     def path(self) -> str:
@@ -108,7 +110,7 @@ class Item:
         return [name for name in self.needs if find_spec(name) is None]
 
 
-RECORDING: Final = ("msgspec", "isal", "xxhash", "polars", "zstandard")
+RECORDING: Final = ("msgspec", "isal", "xxhash", "polars", "zstandard", "platformdirs")
 """What recording and diagnosing need, of stepscope's dependencies."""
 
 
@@ -126,17 +128,18 @@ def items(*, is_dry: bool) -> list[Item]:
         name = "all" if is_dry else f"{file.parent.name}-{file.stem.removeprefix('test_')}"
         found.append(Item("tests", name, "tests_on_device.run", " ".join(group), needs=("pytest", *RECORDING)))
     for fault in FAULTS:
-        found.append(Item("faults", fault.name, "faults.planted", fault.name, needs=(*fault.needs, *RECORDING)))
+        needs = (*fault.needs, *RECORDING)
+        found.append(Item("faults", fault.name, "faults.planted", fault.name, needs=needs, takes_turns=True))
     for name in ZOO[: 1 if is_dry else None]:
-        found.append(Item("faults", f"zoo-{name}", "faults.of_the_zoo", name, needs=RECORDING))
-    for name in WORKLOADS:
-        found.append(Item("remedies", name, "remedies.gains", name, 150.0, needs=RECORDING))
-    found.append(Item("remedies", "tune", "remedies.tuned", "gpt2", 330.0, needs=("optuna", *RECORDING)))
+        found.append(Item("faults", f"zoo-{name}", "faults.of_the_zoo", name, needs=RECORDING, takes_turns=True))
+    gains = [Item("remedies", name, "remedies.gains", name, 150.0, needs=RECORDING) for name in WORKLOADS]
+    tune = Item("remedies", "tune", "remedies.tuned", "gpt2", 330.0, needs=("optuna", *RECORDING))
+    found += [*gains[-2:], tune] if is_dry else [*gains[1:], tune, gains[0]]  # tune tries what gpt2 gains, too
     for name in RECORDED:
         found.append(Item("prediction", name, "prediction.recorded", name, needs=RECORDING))
     found += [
         Item("prediction", "power", "prediction.power", needs=("polars", "pynvml")),
-        Item("prediction", "sweep", "prediction.sweep", most_s=600.0, needs=("polars",)),
+        Item("prediction", "sweep", "sweep.swept", most_s=600.0),
     ]
     for name in ("launch", "device"):
         found.append(Item("overhead", name, "overhead.recorder", name, needs=RECORDING))

@@ -21,7 +21,7 @@ from tests.zoo import measure
 _DEVICE: Final = ("power_w", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "throttle_reasons", "energy_j",
                   "utilization_share")  # fmt: skip
 _INTERVAL_S: Final = 0.1
-_RECORDED_S: Final = 24
+_RECORDED_S: Final = 18
 """The recording, 50 steps without it, and ten seconds in which energy is measured."""
 
 
@@ -40,7 +40,7 @@ def power(at: At, _: str) -> dict[str, Any]:
 
     The idle device holds no context yet: torch is imported afterwards.
     """
-    seconds = 1.0 if at.is_dry else 15.0
+    seconds = 1.0 if at.is_dry else 10.0
     phases = [("idle", _sampled(at, "idle", seconds, None))]
     import torch
 
@@ -97,19 +97,3 @@ def _summary(samples: pl.DataFrame) -> dict[str, Any]:
         if name == "throttle_reasons":
             found[str(name)] = {"seen": sorted({int(value) for value in values})}
     return found
-
-
-def sweep(at: At, _: str) -> dict[str, Any]:
-    """Time operators until the time is nearly over; `sweep.parquet` has a row for each."""
-    import torch
-
-    from benchmarks.gpu_campaign.sweep import Sweep
-
-    device = torch.device(at.device)
-    largest = 1 << 17
-    if not at.is_dry:
-        free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 << 30
-        largest = min(1 << 28, free // 64)
-    found = Sweep(device, largest, at.keep / "sweep.parquet")
-    found.run(at.seconds - 30, most=60 if at.is_dry else None)
-    return {"rows": len(found.rows), "failures": dict(found.failures.most_common(20))}

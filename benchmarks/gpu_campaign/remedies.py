@@ -11,11 +11,11 @@ from benchmarks.gpu_campaign.plan import At
 from tests.zoo import measure
 
 FLAGS: Final = {
-    "gpt2": ("bf16", "tf32", "fuse-optimizer", "chunked-loss", "compile"),
-    "resnet50": ("channels-last", "bf16", "cudnn-benchmark"),
-    "encoder": ("bf16", "compile"),
+    "gpt2": ("bf16", "tf32", "compile"),
+    "resnet50": ("channels-last", "bf16"),
+    "encoder": ("bf16",),
     "unet": ("channels-last", "bf16"),
-    "dlrm": ("workers=4", "pin-memory,non-blocking", "fuse-optimizer"),
+    "dlrm": ("workers=4", "pin-memory,non-blocking"),
 }
 """By workload: what is applied, each by itself, the most telling first."""
 _LABELS: Final = "BCDEFG"

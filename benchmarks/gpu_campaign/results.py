@@ -17,6 +17,7 @@ from typing import Any, Final
 MOST_FILES: Final = 8
 MOST_BYTES: Final = 16 * 10**6
 PACKS: Final = ("traces-1.zip", "traces-2.zip", "traces-3.zip")
+"""The many traces of faults do not take the last one, which keeps room for those of predictions."""
 KEPT_STEPS: Final = 3
 LARGEST_TRACE: Final = 2 * 10**6
 """Bytes of a packed trace; a larger one is thinned to KEPT_STEPS."""
@@ -96,7 +97,7 @@ class Results:
         """Add a trace to the first pack that has room for it."""
         name, content = packed(file)
         name = f"{path}/{name}"
-        for pack in PACKS:
+        for pack in PACKS[:-1] if path.startswith("faults/") else PACKS[::-1]:
             target = self.folder / pack
             if target.exists() and target.stat().st_size + len(content) + 1000 > MOST_BYTES:
                 continue

@@ -19,9 +19,12 @@ from typing import Any, Final
 from benchmarks.gpu_campaign import summary
 from benchmarks.gpu_campaign.plan import PARTS, REPOSITORY, Item
 from benchmarks.gpu_campaign.results import Results, problems
+from tests.zoo.registry import TURN
 
-LEAST_S: Final = 5.0
+LEAST_S: Final = 10.0
 """With less time than this left no item begins."""
+SIDE_BY_SIDE: Final = 4
+"""Items whose programs take turns on the device: the others start, or read what was recorded, meanwhile."""
 _PATIENCE_S: Final = 8.0
 """How long an item that is ended may take to end its own programs."""
 _ERROR: Final = 1500
@@ -60,7 +63,7 @@ class Campaign:
         began_s = time.monotonic()
         try:
             while waiting or self._running:
-                while waiting and len(self._running) < self._jobs:
+                while waiting and self._has_room(waiting[0]):
                     self._start(waiting.pop(0), began_s)
                 self._reap()
                 time.sleep(0.05)
@@ -70,6 +73,11 @@ class Campaign:
                 seconds = time.monotonic() - running.began_s
                 self._close(running, "interrupted", "the campaign was interrupted", seconds)
             self._save()
+            Path(own_environment(Path(), is_dry=False)[TURN]).unlink(missing_ok=True)
+
+    def _has_room(self, item: Item) -> bool:
+        together = item.takes_turns and all(running.item.takes_turns for running in self._running)
+        return len(self._running) < (SIDE_BY_SIDE if together and not self._is_dry else self._jobs)
 
     def _start(self, item: Item, began_s: float) -> None:
         now_s = time.monotonic()
@@ -104,12 +112,15 @@ class Campaign:
             self._running.remove(running)
             if running.process.poll() is None:
                 stop(running.process)
-                self._close(running, "failed", f"it took longer than {seconds:.0f} s", seconds)
+                if running.until_s - running.began_s < running.item.most_s:  # it might have needed only a little more
+                    self._close(running, "interrupted", "the time of its part was over", seconds)
+                else:
+                    self._close(running, "failed", f"it took longer than {seconds:.0f} s", seconds)
             else:
                 self._close(running, "failed", f"its process ended with {running.process.returncode}", seconds)
             self._save()
             entry = self._results.items[running.item.path]
-            error = f": {entry['error'].splitlines()[0][:100]}" if "error" in entry else ""
+            error = f": {summary.reason(entry['error'])[:200]}" if "error" in entry else ""
             self._say(f"{running.item.path}: {entry['outcome']} in {seconds:.0f} s{error}")
 
     def _close(self, running: _Running, outcome: str, error: str, seconds: float) -> None:
@@ -152,6 +163,8 @@ def own_environment(work: Path, *, is_dry: bool) -> dict[str, str]:
     if is_dry:  # its many short programs need torch's compiler rarely, and importing it takes longer than they do
         paths.insert(0, str(REPOSITORY / "tests" / "without_compiler"))
     own = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    if not is_dry:
+        own[TURN] = str(Path(tempfile.gettempdir()) / f"gpu-campaign-{os.getpid()}.turn")
     for name in ("DATA", "CACHE", "CONFIG"):
         own[f"STEPSCOPE_{name}_DIR"] = str(work / name.lower())
     return {**os.environ, **own}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from benchmarks.gpu_campaign.plan import PARTS, Item
 from benchmarks.gpu_campaign.results import Results, write_whole
 
 _MOST_ERRORS: Final = 40
+_EXCEPTION: Final = re.compile(r"[\w.]+(?:Error|Exception|Exit|Failed)\b")
 
 
 def write(results: Results, items: Sequence[Item]) -> None:
@@ -63,7 +65,8 @@ def _versions(results: Results, machine: dict[str, Any]) -> Iterator[str]:
     yield f"Begun {about.get('began')}, stepscope at commit {about.get('commit') or 'unknown'}."
     if machine:
         packages = ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
-        yield f"Python {machine.get('python')} on {machine.get('system')}, CUDA {machine.get('cuda')}; {packages}."
+        cuda = machine.get("cuda") or "none"
+        yield f"Python {machine.get('python')} on {machine.get('system')}, CUDA {cuda}; {packages}."
     if driver := machine.get("driver"):
         yield f"\n    {driver.replace(chr(10), chr(10) + '    ')}"
 
@@ -160,8 +163,10 @@ def _prediction(found: dict[str, Any]) -> Iterator[str]:
     elif phases:
         yield "No power was read: NVML answered nothing (is nvidia-ml-py there?)."
     workloads = [name for name in found if name not in ("sweep", "power")]
+    if workloads and phases:
+        yield ""
     if workloads:
-        yield f"\nRecorded, with traces: {', '.join(workloads)}."
+        yield f"Recorded, with traces: {', '.join(workloads)}."
 
 
 def power_table(phases: dict[str, Any]) -> Iterator[str]:
@@ -191,15 +196,22 @@ def overhead_table(found: dict[str, Any]) -> Iterator[str]:
         yield f"| {kind} | {' | '.join(format(each['ms'][kind], '.2f') for each in found.values())} |"
 
 
+def reason(error: str) -> str:
+    """The line of an error that says what went wrong: the last that names an exception, else the last."""
+    found = [line for line in error.strip().splitlines() if line.strip()]
+    named = [line for line in found[1:] if _EXCEPTION.match(line)]
+    return (named or found or [""])[-1].strip()
+
+
 def _troubles(results: Results) -> Iterator[str]:
     """What failed, was skipped or found no room, with the reason."""
     told = {path: item for path, item in results.items.items() if "error" in item or "left_out" in item}
     if told:
         yield from ("", "## Not done, or not kept", "")
     for path, item in list(told.items())[:_MOST_ERRORS]:
-        first = str(item.get("error", "")).strip().splitlines()
+        why = reason(str(item.get("error", "")))
         left = [f"no room for {', '.join(item['left_out'])}"] if "left_out" in item else []
-        outcome = [f"{item['outcome']}: {first[0][:300]}"] if first else []
+        outcome = [f"{item['outcome']}: {why[:300]}"] if why else []
         yield f"- {path}: {'; '.join([*outcome, *left])}"
     if len(told) > _MOST_ERRORS:
         yield f"- {len(told) - _MOST_ERRORS} more: summary.json has all, with the ends of their logs"

@@ -9,34 +9,27 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import random
 import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import isqrt
 from pathlib import Path
 from typing import Any, Final
 
-import polars as pl
 import torch
 from torch.nn import functional as F
 
+from benchmarks.gpu_campaign.plan import At
 from tests.zoo.timing import Ends
 
 Work = Callable[[], object]
-SCHEMA: Final[dict[str, Any]] = {
-    "kind": pl.String,  # product, attention, normalisation, convolution, copy
-    "operation": pl.String,
-    "number_type": pl.String,
-    "sizes": pl.List(pl.Int64),  # in the order of SIZES
-    "ns": pl.Int64,  # of one call: the median of five groups
-    "low_ns": pl.Int64,
-    "high_ns": pl.Int64,
-    "calls": pl.Int32,  # in each group
-    "in_graph": pl.Boolean,
-}
+COLUMNS: Final = ("kind", "operation", "number_type", "sizes", "ns", "low_ns", "high_ns", "calls", "in_graph")
+"""`ns` of one call is the median of five groups of `calls`; `sizes` are in the order of SIZES."""
 SIZES: Final = {
     "product": ("batch", "m", "n", "k"),
     "attention": ("batch", "heads", "queries", "keys", "width of a head"),
@@ -53,6 +46,8 @@ GROUPS: Final = 5
 GROUP_NS: Final = 2e6
 """A group of calls takes at least this long."""
 SHORT_NS: Final = 100_000.0
+SPARE_S: Final = 30.0
+"""For the start of the process and the end of the table."""
 _SAVED_S: Final = 20.0
 
 
@@ -87,8 +82,13 @@ class Sweep:
         self.save()
 
     def save(self) -> None:
-        """Write the rows so far."""
-        pl.DataFrame(self.rows, schema=SCHEMA, orient="row").write_parquet(self.file, compression="zstd")
+        """Write the rows so far; without polars as JSON."""
+        if find_spec("polars") is None:
+            self.file.with_suffix(".json").write_text(json.dumps([COLUMNS, *self.rows]))
+            return
+        import polars as pl
+
+        pl.DataFrame(self.rows, schema=COLUMNS, orient="row").write_parquet(self.file, compression="zstd")
 
     def _one(self, draw: random.Random, kind: str) -> None:
         number_type = draw.choice(list(DTYPES))
@@ -99,24 +99,24 @@ class Sweep:
                 return
             operation, sizes, work = case
             with _tf32(number_type == "tf32"):
-                timed = self._timed(work)
+                timed = self._timed(work, may_capture=kind != "copy")
         except (RuntimeError, NotImplementedError, ValueError) as error:
             self.failures[f"{kind} {number_type}: {str(error).split(chr(10))[0][:80]}"] += 1
             if "CUDA error" in str(error):  # the device answers no more in this process
                 self.save()
                 raise
             return
-        self.rows.append((kind, operation, number_type, list(sizes), *timed))
+        self.rows.append((kind, operation, "bytes" if kind == "copy" else number_type, list(sizes), *timed))
 
-    def _timed(self, work: Work) -> tuple[int, int, int, int, bool]:
+    def _timed(self, work: Work, *, may_capture: bool) -> tuple[int, int, int, int, bool]:
         for _ in range(2):
             work()
         once = self._group(work, 1)
         calls = max(1, min(200, round(GROUP_NS / max(once, 1.0))))
         in_graph = False
         run: Work = work
-        if once < SHORT_NS and self.device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # such as copies from memory that is not pinned
+        if may_capture and once < SHORT_NS and self.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # what cannot be captured
                 run, in_graph = _captured(work, calls), True
         times = [self._group(run, 1 if in_graph else calls) / calls for _ in range(GROUPS)]
         return round(statistics.median(times)), round(min(times)), round(max(times)), calls, in_graph
@@ -145,6 +145,15 @@ def _tf32(allowed: bool) -> Iterator[None]:
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     torch.backends.cudnn.allow_tf32 = allowed
     yield
+
+
+def swept(at: At, _: str) -> dict[str, Any]:
+    """Time operators until the time is nearly over; `sweep.parquet` has a row for each."""
+    device = torch.device(at.device)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 4 << 30
+    found = Sweep(device, 1 << 17 if at.is_dry else min(1 << 28, free // 64), at.keep / "sweep.parquet")
+    found.run(at.seconds - SPARE_S, most=60 if at.is_dry else None)
+    return {"rows": len(found.rows), "failures": dict(found.failures.most_common(20))}
 
 
 Case = tuple[str, tuple[int, ...], Work] | None

@@ -93,7 +93,7 @@ def recorded(script: Path, kind: str) -> Path:
 
 
 def diagnosed(trace: Path) -> dict[str, Any]:
-    outcome = run_here("diagnose", trace, "--json", "-", "--all")
+    outcome = run_here("diagnose", trace, "--json", "-", "--all", "--top", "0")
     assert (outcome.code, outcome.err) == (0, "")
     report: dict[str, Any] = json.loads(outcome.out)
     return report
@@ -132,7 +132,7 @@ def test_everything_that_was_recorded_is_read(kind: str, script: Path) -> None:
 def test_the_loop_over_tokens_is_found_in_its_function(script: Path) -> None:
     loop = finding(diagnosed(recorded(script, "per-token")), "loop-in-step")
     assert "48 times" in loop["title"]
-    assert loop["saving_share"] > 0.2
+    assert loop["saving_share"] > 0.1
     place = loop["where"][0]
     assert Path(place["file"]).name == "tiny_training.py"
     assert place["function"] == "per_token_loss"

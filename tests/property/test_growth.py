@@ -17,10 +17,17 @@ from stepscope.commands.read.export import derived_tables
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
+from stepscope.readers.nsight_systems import pages
 from stepscope.report import tables
 from stepscope.report.exports import chrome, protobuf
 from stepscope.trace import Trace
 from stepscope.trace.tables import SLICE_TABLES
+from tests.simulator import Machine, programs
+from tests.simulator.gaudi import GaudiOptions, gaudi_bytes
+from tests.simulator.nsight_systems import write_nsight
+from tests.simulator.perfetto import perfetto_bytes
+from tests.simulator.rocprof import rocprof_bytes
+from tests.simulator.xplane import xplane_bytes
 from tests.work_done import counting
 
 TIMES: Final = 4
@@ -28,7 +35,8 @@ MOST: Final = 5.0
 """Times the work that four times the trace may take: sorting and merging take a little more than in proportion."""
 FIXED: Final = 20_000
 """Work that is not weighed: what does not depend on the trace."""
-EVENTS: Final = {"recorded": 30_000, "simulated": 20_000}
+STEPS: Final = 60
+EVENTS: Final = {"recorded": 30_000, "simulated": 8_000}
 
 
 @pytest.fixture(scope="module", params=list(EVENTS))
@@ -58,6 +66,30 @@ def test_reading(paths: list[Path]) -> None:
         works.append(work.total)
 
     check(works, "reading")
+
+
+FORMATS: Final[dict[str, Callable[[Machine, Path], object]]] = {
+    "rocprof": lambda machine, path: path.write_bytes(rocprof_bytes(machine)),
+    "gaudi": lambda machine, path: path.write_bytes(gaudi_bytes(machine, GaudiOptions(kineto=True))),
+    "gaudi in pairs": lambda machine, path: path.write_bytes(gaudi_bytes(machine)),
+    "perfetto": lambda machine, path: path.write_bytes(perfetto_bytes(machine)),
+    "xplane": lambda machine, path: path.write_bytes(xplane_bytes(machine)),
+    "nsight_systems": write_nsight,
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_reading_other_formats(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "LEAST_BYTES", 0)
+    works = []
+    for factor in (1, TIMES):
+        path = tmp_path / f"{factor} {name}"
+        FORMATS[name](programs.item_every_step(factor * STEPS), path)
+        with counting() as work:
+            open_trace(path)
+        works.append(work.total)
+
+    check(works, name)
 
 
 def views(paths: list[Path]) -> list[View]:

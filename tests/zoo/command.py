@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from tests.zoo.registry import TURN
+
 AFTER_A_ROUND: Final[list[Callable[[], None]]] = []
 """Called at the end of each round of requests; `tests.zoo.timing` notes the time."""
+
+_LOCKED: Final[list[Any]] = []
 
 LARGE_BLOCK = 31 << 20
 """Bytes, just below the most up to which glibc raises its thresholds when a block is freed (see mallopt(3))."""
@@ -48,6 +54,7 @@ def options(docstring: str | None, *, steps: int = 24, threads: int = 1, keep_me
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--device", default="cpu", help="where the tensors are made; scripts/gpu_campaign uses it")
     arguments = parser.parse_args()
+    take_turn()
     if arguments.device != "cpu":
         torch.set_default_device(arguments.device)
     torch.manual_seed(0)
@@ -55,6 +62,13 @@ def options(docstring: str | None, *, steps: int = 24, threads: int = 1, keep_me
     if keep_memory:
         torch.empty(LARGE_BLOCK, dtype=torch.uint8)
     return Options(arguments.fault, arguments.steps, arguments.device)
+
+
+def take_turn() -> None:
+    """Wait for this process's turn, which lasts until it ends; returns at once where no turns are taken."""
+    if os.environ.get(TURN) and not _LOCKED:
+        _LOCKED.append(open(os.environ[TURN], "a"))  # noqa: SIM115
+        fcntl.flock(_LOCKED[0], fcntl.LOCK_EX)
 
 
 def rounds(options: Options) -> Iterator[int]:

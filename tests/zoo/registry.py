@@ -11,6 +11,8 @@ from typing import Final
 FOLDER: Final = Path(__file__).parent
 MODELS: Final = FOLDER / "models.py"
 MARK: Final = "# planted"
+TURN: Final = "STEPSCOPE_ZOO_TURN"
+"""Variable that names a file which programs lock: one of them uses the device at a time, while others start or end."""
 PROGRAMS: Final = (
     # input
     "loading_in_main_process",

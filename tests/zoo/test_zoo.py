@@ -20,7 +20,7 @@ QUICK = (
     "collecting_garbage",
     "large_logits",
     "optimizer_one_by_one",
-    "prompts_padded_to_longest",
+    "logits_of_all_positions",
     "engine_without_shared_prefixes",
 )
 CHOSEN = registry.PROGRAMS if os.environ.get("STEPSCOPE_ZOO") == "all" else QUICK

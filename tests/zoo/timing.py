@@ -21,7 +21,6 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from stepscope.record.bench_steps import DeviceMarks
 from tests.zoo import command
 
 
@@ -29,20 +28,24 @@ class Ends:
     """When a device came to the ends of steps; the host's clock where there is no other device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._marks = DeviceMarks(torch.cuda) if device.type == "cuda" else None
+        self._is_cuda = device.type == "cuda"
         self._host: list[int] = []
+        self._events: list[Any] = []
 
     def mark(self) -> None:
         """A step ends after all work launched so far."""
-        if self._marks is None:
+        if not self._is_cuda:
             self._host.append(time.perf_counter_ns())
-        else:
-            self._marks.mark()
+            return
+        self._events.append(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+        self._events[-1].record()
 
     def steps_ns(self) -> list[int]:
         """The times between the marks; waits for the device."""
-        ends = self._host if self._marks is None else self._marks.ends_ns()
-        return [end - begin for begin, end in pairwise(ends)]
+        if not self._events:
+            return [end - begin for begin, end in pairwise(self._host)]
+        self._events[-1].synchronize()
+        return [round(begin.elapsed_time(end) * 1e6) for begin, end in pairwise(self._events)]
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 import numpy as np
@@ -42,12 +43,13 @@ def casts(trace: Trace, rows: Rows) -> list[Cast]:
     parent = row_numbers(operators["parent"])
     names = operators["name"]
     copies = operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).filter(pl.col("name") == "aten::copy_")
+    copies = copies.filter(pl.col("input_types").is_in(list(filter(_converts, copies["input_types"].unique()))))
     found = []
     columns = ("row", "lane", "start_ns", "input_shapes", "input_types")
     for row, lane, start, shapes, types in copies.select(columns).iter_rows():
         shape = first_shape(shapes)
-        target, source = (*types_of(types), "", "")[:2]
-        if source == target or source not in FLOATS or target not in FLOATS or elements(shape) < _SMALLEST:
+        target, source, *_ = types_of(types)
+        if elements(shape) < _SMALLEST:
             continue
         outer = row
         while parent[outer] >= 0 and names[int(parent[outer])] in _WRAPPERS:
@@ -56,6 +58,11 @@ def casts(trace: Trace, rows: Rows) -> list[Cast]:
         backward = around >= 0 and names[around] == "ToCopyBackward0"
         found.append(Cast(outer, lane, start, shape, FLOATS[source], FLOATS[target], backward))
     return found
+
+
+def _converts(input_types: str | None) -> bool:
+    target, source = (*types_of(input_types), "", "")[:2]
+    return source != target and source in FLOATS and target in FLOATS
 
 
 def there_and_back(found: list[Cast]) -> list[Cast]:
@@ -126,6 +133,7 @@ def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
     """Copies among these rows of `operators` that follow a permutation of three dimensions or more."""
     operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     copying = _really_copying(trace)
+    lanes = trace.operators["lane"].to_numpy()
     columns = ("row", "lane", "name", "input_shapes", "input_values")
     wanted = operators.filter(pl.col("name").is_in([*_PERMUTES, *_COPIES]))
     found: list[LayoutCopy] = []
@@ -139,7 +147,7 @@ def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
             last[lane] = (row, shape, _order(name, values, len(shape)))
             continue
         permute, before, order = last.get(lane, (-1, (), ()))
-        if not copying[row] or (taken >= 0 and starts[row] < ends[taken] and lane == trace.operators["lane"][taken]):
+        if not copying[row] or (taken >= 0 and starts[row] < ends[taken] and lane == lanes[taken]):
             continue
         same = sorted(shape) == sorted(before) and len(shape) >= 3 and elements(shape) >= _LAYOUTS_SMALLEST
         if same and row - permute <= 2 * _NEAR and (not order or tuple(before[place] for place in order) == shape):
@@ -229,6 +237,7 @@ def _really_copying(trace: Trace) -> npt.NDArray[np.bool_]:
     return result
 
 
+@lru_cache(maxsize=65536)
 def _order(name: str, values: str | None, dimensions: int) -> tuple[int, ...]:
     """Source dimension of each result dimension, from the operator's other inputs; () where not recorded."""
     try:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.host import DEVICE_CAUSES, HostActivity, covered_by, host_time
+from stepscope.analysis.host import DEVICE_CAUSES, covered_by, host_time
 from stepscope.analysis.idle import Windows, device_window
 from stepscope.analysis.operators import described_work, has_four_bits, kernel_class
 from stepscope.analysis.work import NUMBER_TYPES, call_of
@@ -243,11 +243,19 @@ def host_use(pieces: pl.DataFrame) -> HostUse | None:
     )
 
 
-def device_uses(trace: Trace, *, window: Windows = None, activity: HostActivity | None = None) -> tuple[DeviceUse, ...]:
+def device_uses(
+    trace: Trace, main_thread: pl.DataFrame | None = None, *, window: Windows = None
+) -> tuple[DeviceUse, ...]:
+    """Use of each device with work.
+
+    Args:
+        main_thread: what `host_time` gives, if it is known.
+    """
     names = trace.working_devices
     if not names:
         return ()
-    working = covered_by(host_time(trace, activity=activity).filter(~pl.col("cause").is_in(WAITING)))
+    main_thread = host_time(trace) if main_thread is None else main_thread
+    working = covered_by(main_thread.filter(~pl.col("cause").is_in(WAITING)))
     work = _with_engine(trace)
     return tuple(
         _device_use(name, work.filter(pl.col("device") == name), working, device_window(trace, name, window))

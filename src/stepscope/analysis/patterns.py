@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 from math import prod
 from typing import Final
 
@@ -12,6 +13,7 @@ import polars as pl
 
 from stepscope.analysis.work import (
     ARITHMETIC,
+    LARGEST,
     PLAIN,
     REDUCTIONS,
     VIEWS,
@@ -202,48 +204,61 @@ class LogitsLoss:
 
 def logits_losses(trace: Trace, rows: Rows, fewest_classes: int) -> list[LogitsLoss]:
     """Find losses over at least this many classes among these rows of `operators`. Needs input shapes."""
-    calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).select(
-        "row", "lane", "name", "input_shapes", "input_types"
-    )  # fmt: skip
+    calls = trace.operators[rows].select(
+        "lane", "name", "input_types", pl.col("input_shapes").fill_null(""), row=pl.Series(rows, dtype=pl.Int64)
+    )
     found = []
     for _, mine in calls.group_by("lane", maintain_order=True):
-        names, shapes = mine["name"].to_list(), mine["input_shapes"].to_list()
-        for place in np.flatnonzero((mine["name"] == _LOG_SOFTMAX).to_numpy()).tolist():
-            scores = first_shape(shapes[place])
-            if len(scores) < 2 or scores[-1] < fewest_classes:
-                continue
-            loss = _loss(mine, names, shapes, place, scores)
-            if loss is not None:
+        places = np.flatnonzero((mine["name"] == _LOG_SOFTMAX).to_numpy()).tolist()
+        scores = [first_shape(text) for text in mine["input_shapes"].gather(places)]
+        large = [len(shape) > 1 and shape[-1] >= fewest_classes for shape in scores]
+        losses = _Losses(mine) if any(large) else None
+        for place, shape in compress(zip(places, scores, strict=True), large):
+            if losses is not None and (loss := losses.at(place, shape)) is not None:
                 found.append(loss)
     return found
 
 
-def _loss(
-    calls: pl.DataFrame, names: list[str], shapes: list[str | None], place: int, scores: Shape
-) -> LogitsLoss | None:
-    size, classes = elements(scores), scores[-1]
-    first = max(place - _FARTHEST, 0)
-    makers = [number for number in range(first, place) if names[number] in _PROJECTIONS
-              and _made(shapes_of(shapes[number])) == (size // classes, classes)]  # fmt: skip
-    if not makers:
-        return None
-    # Nested products come outermost first; the last product before the loss made the scores.
-    after = max(makers)
-    outer = [number for number in makers if after - number < 16]
-    mine = [number for number in range(outer[0] + 1, min(place + _FARTHEST, len(names)))
-            if size in map(elements, shapes_of(shapes[number])[:1]) and "Backward" not in names[number]
-            and "backward" not in names[number]]  # fmt: skip
-    around = [number for number in range(outer[0] + 1, place) if names[number] == "aten::cross_entropy_loss"]
-    rows = calls["row"].to_numpy()
-    types = types_of(calls["input_types"][place])
-    return LogitsLoss(
-        positions=size // classes,
-        classes=classes,
-        projection=int(rows[outer[0]]),
-        operators=np.unique(rows[[*mine, *around]]),
-        log_softmax=int(rows[place]),
-        score_bytes=size * NUMBER_BYTES.get(types[0] if types else "", 0),
-    )
+class _Losses:
+    """One thread's operators, for the search around its losses."""
+
+    def __init__(self, calls: pl.DataFrame) -> None:
+        names, shapes = calls["name"], calls["input_shapes"]
+        self._calls = calls
+        self._rows = calls["row"].to_numpy()
+        self._projections = np.flatnonzero(names.is_in(_PROJECTIONS).to_numpy())
+        self._made = [_made(shapes_of(text)) for text in shapes.gather(self._projections)]
+        self._losses = np.flatnonzero((names == "aten::cross_entropy_loss").to_numpy())
+        different = shapes.unique().to_list()
+        sizes = shapes.replace_strict(different, [*map(_first_size, different)], return_dtype=pl.Int64)
+        self._sizes = np.where(names.str.contains("[Bb]ackward").to_numpy(), -1, sizes.to_numpy())
+
+    def at(self, place: int, scores: Shape) -> LogitsLoss | None:
+        """The loss whose log-softmax stands at `place`, if a projection before it made the scores."""
+        size, classes = elements(scores), scores[-1]
+        first, last = np.searchsorted(self._projections, [place - _FARTHEST, place]).tolist()
+        made = (size // classes, classes)
+        makers = [int(self._projections[each]) for each in range(first, last) if self._made[each] == made]
+        if not makers:
+            return None
+        # Nested products come outermost first; the last product before the loss made the scores.
+        projection = next(number for number in makers if makers[-1] - number < 16)
+        mine = np.flatnonzero(self._sizes[projection + 1 : place + _FARTHEST] == min(size, LARGEST)) + projection + 1
+        around = self._losses[slice(*np.searchsorted(self._losses, [projection + 1, place]))]
+        types = types_of(self._calls["input_types"][place])
+        return LogitsLoss(
+            positions=size // classes,
+            classes=classes,
+            projection=int(self._rows[projection]),
+            operators=np.unique(self._rows[np.concatenate([mine, around])]),
+            log_softmax=int(self._rows[place]),
+            score_bytes=size * NUMBER_BYTES.get(types[0] if types else "", 0),
+        )
+
+
+def _first_size(input_shapes: str | None) -> int:
+    """Elements of the first input, 1 for a number; -1 without inputs."""
+    return min(next(map(elements, shapes_of(input_shapes)), -1), LARGEST)
 
 
 def _made(shapes: tuple[Shape, ...]) -> tuple[int, int]:
@@ -328,27 +343,29 @@ def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]
     out. Needs input shapes.
     """
     calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
-    names, texts, numbers = calls["name"].to_list(), calls["input_shapes"].to_list(), calls["row"].to_numpy()
-    lookups: dict[Shape, list[int]] = {}
-    for place, name in enumerate(names):
-        table = first_shape(texts[place]) if name in _TABLES else ()
+    lookups: dict[Shape, list[tuple[int, str]]] = {}
+    for row, text in calls.filter(pl.col("name").is_in(_TABLES)).select("row", "input_shapes").iter_rows():
+        table = first_shape(text)
         if len(table) == 2 and table[0] >= fewest_rows:
-            lookups.setdefault(table, []).append(place)
+            lookups.setdefault(table, []).append((row, text))
     if not lookups:
         return []
-    firsts = [first_shape(text) for text in texts]
+    texts = calls["input_shapes"].unique().to_list()
+    projected = calls.filter(pl.col("name").is_in(_PROJECTIONS))["input_shapes"].unique().to_list()
+    multiplied = {shape for text in projected for shape in shapes_of(text)}
+    is_view = pl.any_horizontal(pl.col("name").str.starts_with(view) for view in _VIEWS)
     found = []
-    for table, places in lookups.items():
-        multiplied = any(
-            name in _PROJECTIONS and any(shape in (table, table[::-1]) for shape in shapes_of(text))
-            for name, text in zip(names, texts, strict=True)
+    for table, looked_up in lookups.items():
+        whole = calls.filter(
+            pl.col("input_shapes").is_in([text for text in texts if first_shape(text) == table])
+            & ~pl.col("name").str.contains("embedding", literal=True)
+            & ~is_view
         )
-        whole = [place for place, shape in enumerate(firsts) if shape == table and "embedding" not in names[place]
-                 and not names[place].startswith(_VIEWS)]  # fmt: skip
-        cleared = any(names[place] in ("aten::zero_", "aten::fill_") for place in whole)
-        indices = [elements(shapes_of(texts[place])[1]) for place in places if len(shapes_of(texts[place])) > 1]
-        if not multiplied and cleared and indices:
-            found.append(DenseTable(table, numbers[places], float(np.mean(indices)), numbers[whole]))
+        cleared = whole["name"].is_in(["aten::zero_", "aten::fill_"]).any()
+        indices = [elements(shapes_of(text)[1]) for _, text in looked_up if len(shapes_of(text)) > 1]
+        if multiplied.isdisjoint((table, table[::-1])) and cleared and indices:
+            rows = np.array([row for row, _ in looked_up], np.int64)
+            found.append(DenseTable(table, rows, float(np.mean(indices)), whole["row"].to_numpy()))
     return found
 
 

@@ -321,16 +321,17 @@ def _measured(trace: Trace) -> pl.DataFrame:
 
 
 def _limits(calls: pl.DataFrame, peaks: dict[str, DevicePeaks | None]) -> pl.DataFrame:
+    keys = ["flops", "bytes", "number_type", "device", "fewer"]
+    different = calls.select(keys).unique()
     rows = [
         (None,) * 4
         if (peak := peaks[device]) is None or flops is None or fewer
         else _limit(flops, moved, peak.flops_s.get(kind or ""), peak.bandwidth_bytes_s)
-        for flops, moved, kind, device, fewer in calls.select(
-            "flops", "bytes", "number_type", "device", "fewer"
-        ).iter_rows()
+        for flops, moved, kind, device, fewer in different.iter_rows()
     ]
     schema = {name: CALL_SCHEMA[name] for name in ("limit", "attainable_ns", "compute_ns", "memory_ns")}
-    return pl.DataFrame(rows, schema, orient="row")
+    found = pl.concat([different, pl.DataFrame(rows, schema, orient="row")], how="horizontal")
+    return calls.select(keys).join(found, on=keys, how="left", nulls_equal=True, maintain_order="left").drop(keys)
 
 
 def _limit(

@@ -38,6 +38,7 @@ def shapes_of(text: str | None) -> tuple[Shape, ...]:
     return tuple(_shape(each) or () for each in _parsed(text))
 
 
+@lru_cache(maxsize=65536)
 def first_shape(text: str | None) -> Shape:
     """Shape of the first input; () if it is not a tensor or unknown."""
     return next(iter(shapes_of(text)), ())
@@ -211,6 +212,7 @@ class Traffic:
     elements: int  # numbers read and written
 
 
+@lru_cache(maxsize=65536)
 def base_name(name: str) -> str:
     """Operator name without namespace and in-place mark, such as "mul" for "aten::mul_"."""
     return name.rpartition("::")[2].rstrip("_") or name

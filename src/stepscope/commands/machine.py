@@ -374,17 +374,15 @@ def _run_environment(arguments: argparse.Namespace) -> int:
 
 
 def _scanner() -> Observation:
-    """Whether stepscope reads PyTorch's traces as fast as it can."""
+    """Whether stepscope reads traces as fast as it can."""
     from stepscope.machine.observed import Check
     from stepscope.readers.kineto.scanned import is_built
 
     check = Check("scanner")
     if is_built():
-        return check.fine(
-            "stepscope reads PyTorch's traces with its compiled scanner", "stepscope.readers.kineto._scanner"
-        )
+        return check.fine("stepscope reads traces with its compiled scanner", "stepscope.readers.kineto._scanner")
     return check.note(
-        "stepscope reads PyTorch's traces without its compiled scanner",
+        "stepscope reads traces without its compiled scanner",
         "there is no module stepscope.readers.kineto._scanner of this version",
         "Reading takes more than twice the time; the results are the same.",
         "Install stepscope again where a C++17 compiler and Python's headers are installed.",

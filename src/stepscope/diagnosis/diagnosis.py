@@ -449,7 +449,7 @@ def _diagnosis(
         findings=shown,
         hidden=hidden,
         not_answered=tuple(dict.fromkeys(questions)),
-        device_uses=device_uses(trace, activity=view.activity),
+        device_uses=device_uses(trace, main_thread),
         length_ns=view.window.duration_ns,
         is_warm_up=view.is_warm_up,
         mean_step_ns=int(complete["duration_ns"].mean() or 0) if complete.height else 0,  # type: ignore[arg-type]
@@ -458,7 +458,7 @@ def _diagnosis(
         once=once(view),
         in_steps=_in_steps(view, names),
         idle_in_steps=idle_summary(view.idle_in_steps, view.windows),
-        uses_in_steps=device_uses(trace, window=view.windows, activity=view.activity),
+        uses_in_steps=device_uses(trace, main_thread, window=view.windows),
         host_use=host_use(main_thread),
         engine_uses=engine_uses(trace),
         unrecorded_ns=_unrecorded_ns(view),

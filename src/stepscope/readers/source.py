@@ -378,6 +378,7 @@ def _decompressor() -> igzip_lib.IgzipDecompressor:
 
 
 BLOCK_BYTES: Final = 2 * 2**20
+_BLOCKS_AHEAD: Final = 4
 _DAMAGE_STEP_BYTES: Final = 2**16
 
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -441,9 +442,9 @@ class ByteSource:
 
     def _blocks_ahead(self) -> Iterator[bytes]:
         with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(self._next_block)
-            while block := following.result():
-                following = pool.submit(self._next_block)
+            following = deque(pool.submit(self._next_block) for _ in range(_BLOCKS_AHEAD))
+            while block := following.popleft().result():
+                following.append(pool.submit(self._next_block))
                 yield block
 
     def text_blocks(self) -> Iterator[bytes]:

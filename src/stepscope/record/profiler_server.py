@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,17 +38,20 @@ MOST_SECONDS: Final = 600.0
 _PROFILES: Final = Path("plugins") / "profile"
 """Where TensorBoard looks for profiles."""
 _START_S: Final = 60.0
+_CONNECT_S: Final = 5.0
 _CHILD: Final = (
     "import json, sys; order = json.loads(sys.stdin.readline()); sys.path[:] = order['path']; "
     "from stepscope.record.profiler_server import record_one_host; record_one_host(order)"
 )
+_ENDED: Final = "the connection was lost: the program has ended"
+_NO_PROFILE: Final = "it sent no profile"
 _REASONS: Final = (
     ("ALREADY_EXISTS", "another profile of the program is being recorded; only one can be at a time"),
-    ("Connection refused", "the connection was lost: the program has ended"),  # the package existed a moment ago
+    ("Connection refused", _ENDED),  # the package existed a moment ago
     ("UNIMPLEMENTED", "it answers gRPC, but is not a profiler server"),
     ("DEADLINE_EXCEEDED", "it did not answer in time"),
-    ("Socket closed", "the connection was lost: the program has ended"),
-    ("No trace event was collected", "it sent no profile"),
+    ("Socket closed", _ENDED),
+    ("No trace event was collected", _NO_PROFILE),
 )
 _LOG_TAIL_BYTES: Final = 65536
 
@@ -213,6 +217,8 @@ class _Child:
         """Shorten the client's message to a sentence; the cause is in its log, if anywhere."""
         said = problem + self.log()[-_LOG_TAIL_BYTES:].decode(errors="replace")
         known = next((sentence for sign, sentence in _REASONS if sign in said), None)
+        if known == _NO_PROFILE and not _listens(self.address):  # the client often says no more when its server dies
+            return _ENDED
         return known or " ".join(problem.split())
 
     def _send(self, **content: Any) -> None:
@@ -242,6 +248,13 @@ class _Child:
             self.problem = f"the client of xprof ended without an answer ({_end(self._process.wait())}); see {LOG}"
         else:
             self.problem = json.loads(line).get("problem")
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError, ValueError), socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S):
+        return True
+    return False
 
 
 def _end(code: int) -> str:

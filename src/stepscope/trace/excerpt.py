@@ -17,12 +17,13 @@ from stepscope.errors import NoStepMarksError, UsageError
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import Part, StoreWriter, Trace
 from stepscope.trace.nesting import Nesting, Rows, nullable, row_numbers
-from stepscope.trace.tables import empty
+from stepscope.trace.tables import SCHEMAS, empty
 from stepscope.trace.window import StepRange, Window
 
 _TIMES: Final = ("lane", "start_ns", "duration_ns")
 _CUT_AT_THE_EDGES: Final = {"lines": ("start_ns", "lane"), "modules": ("start_ns", "duration_ns")}
 """Tables made of what was recorded beside the trace, and what they are sorted by."""
+_BESIDE: Final = ("lanes", "links")
 _BEFORE_LAUNCH: Final = "work_before_launch"
 _OF_THE_WHOLE: Final = "unmatched_forward_backward"
 
@@ -57,6 +58,36 @@ def window_of_steps(marks: pl.DataFrame, steps: StepRange) -> Window:
         raise UsageError(f"no step of the trace is in the requested range: {have}")
     ends = (chosen["start_ns"] + chosen["duration_ns"]).to_list()
     return Window(min(chosen["start_ns"].to_list()), max(ends))
+
+
+_FEWEST_STEPS: Final = 3
+
+
+def middle_of(trace: Trace, most_rows: int) -> tuple[Window, TraceWarning] | None:
+    """Return the window of the steps in the middle that have about this many rows, and what is said of it.
+
+    None if the whole trace has no more. Without step annotations it is the middle of the trace's time.
+    """
+    spans = [part.span for table in SCHEMAS if table not in _BESIDE for part in trace.parts(table)]
+    rows = sum(span.rows for span in spans)
+    if rows <= most_rows:
+        return None
+    marks = trace.annotations.filter((pl.col("kind") == "host") & pl.col("step").is_not_null())
+    numbers = marks["step"].unique().sort()
+    count = max(round(len(numbers) * most_rows / rows), _FEWEST_STEPS)
+    if count >= len(numbers) > 0:
+        return None
+    if len(numbers):
+        first = (len(numbers) - count) // 2
+        window = window_of_steps(marks, StepRange(numbers[first], numbers[first + count - 1]))
+        taken = f"steps {numbers[first]} to {numbers[first + count - 1]} of its {len(numbers):,}"
+    else:
+        start, end = min(span.first_ns for span in spans), max(max(span.end_ns, span.last_ns) for span in spans)
+        left = round((end - start) * (1 - most_rows / rows) / 2)
+        window = Window(start + left, end - left)
+        taken = f"{window.duration_ns / 1e9:,.3g} of its {(end - start) / 1e9:,.3g} s"
+    detail = f"the trace has {rows:,} rows: only {taken}, in the middle, were taken (--window 0: takes all)"
+    return window, TraceWarning("middle_of_the_trace", 1, detail)
 
 
 def is_inside(window: Window, columns: Sequence[str]) -> pl.Expr:

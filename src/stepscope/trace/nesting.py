@@ -99,10 +99,12 @@ def depths(parent: Rows) -> Rows:
     """Return the number of slices around each slice; shape (n,)."""
     depth = (parent >= 0).astype(np.int64)
     above = parent.copy()
-    while (active := np.flatnonzero(above >= 0)).size:
+    active = np.flatnonzero(above >= 0)
+    while active.size:
         over = above[active]
         depth[active] += depth[over]
         above[active] = above[over]
+        active = active[above[active] >= 0]
     return depth
 
 
@@ -110,10 +112,12 @@ def inherit(own: Rows, around: Rows) -> Rows:
     """Return each slice's own value, or that of the nearest slice around it that has one; -1 means none."""
     result: Rows = own.copy()
     above = around.copy()
-    while (active := np.flatnonzero((result < 0) & (above >= 0))).size:
+    active = np.flatnonzero((result < 0) & (above >= 0))
+    while active.size:
         over = above[active]
         result[active] = result[over]
         above[active] = above[over]
+        active = active[(result[active] < 0) & (above[active] >= 0)]
     return result
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepscope.analysis.host import host_time
 from stepscope.analysis.steps import step_table
 from stepscope.commands import main
+from stepscope.commands.read import diagnose as command
 from stepscope.diagnosis import diagnose
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from tests.simulator import Machine
@@ -97,3 +99,58 @@ def test_without_steps_of_any_kind_a_window_is_advised(tmp_path: Path, capsys: p
     assert capsys.readouterr().err == (
         "stepscope: nothing marks steps in this trace, and nothing repeats: use a time window instead\n"
     )
+
+
+def with_steps(folder: Path, count: int, *, marked: bool) -> Path:
+    """Steps of 1 ms with ten operators in each, marked or not, in a file."""
+    recording = Recording()
+    for number in range(count):
+        if marked:
+            recording.step(1_000_000 * number, 1_000_000, number)
+        for operator in range(10):
+            recording.operator(1_000_000 * number + 90_000 * operator, 80_000, f"aten::op{operator}")
+    recording.trace().save(folder / "trace")
+    return folder / "trace"
+
+
+def diagnosed(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[dict[str, Any], str]:
+    assert main(["diagnose", str(path), "--json", "-", *options]) == 0
+    out, err = capsys.readouterr()
+    return json.loads(out), err
+
+
+def test_of_a_trace_that_is_too_large_the_steps_in_the_middle_are_diagnosed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = with_steps(tmp_path, 100, marked=True)  # 1,100 rows
+    monkeypatch.setattr(command, "MOST_ROWS", 110)
+    report, err = diagnosed(path, capsys)
+    assert [step["index"] for step in report["steps"]["list"]] == list(range(45, 55))
+    assert all(step["complete"] for step in report["steps"]["list"])
+    assert [each["kind"] for each in report["trace"]["warnings"]] == ["middle_of_the_trace"]
+    assert "steps 45 to 54 of its 100" in report["trace"]["warnings"][0]["detail"]
+    assert report["trace"]["warnings"][0]["detail"] in err
+
+    alone, _ = diagnosed(path, capsys, "--steps", "45:54")
+    assert {**report, "trace": None} == {**alone, "trace": None}
+
+    whole, err = diagnosed(path, capsys, "--window", "0:")
+    assert (len(whole["steps"]["list"]), whole["trace"]["warnings"], err) == (100, [], "")
+
+
+def test_without_marks_it_is_the_middle_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "MOST_ROWS", 500)
+    report, err = diagnosed(with_steps(tmp_path, 100, marked=False), capsys)
+    assert report["trace"]["window"] == {"start_ns": 24_972_500, "end_ns": 74_917_500}  # of 99,890,000 ns
+    assert "0.0499 of its 0.0999 s" in err
+
+
+@pytest.mark.parametrize("most", [1_100, 10**9])
+def test_a_trace_that_is_small_enough_is_taken_as_a_whole(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "MOST_ROWS", most)
+    report, err = diagnosed(with_steps(tmp_path, 100, marked=True), capsys)
+    assert (len(report["steps"]["list"]), report["trace"]["warnings"], err) == (100, [], "")

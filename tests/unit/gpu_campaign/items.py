@@ -40,6 +40,21 @@ def hangs(at: At, about: str) -> dict[str, Any]:
     return {}
 
 
+def takes_its_turn(at: At, about: str) -> dict[str, Any]:
+    """Note its process twice in the file that `about` names, half a second apart."""
+    program = f"""
+import os, time
+from tests.zoo import command
+command.take_turn()
+for _ in range(2):
+    with open({about!r}, "a") as file:
+        file.write(f"{{os.getpid()}}\\n")
+    time.sleep(0.5)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+    return {}
+
+
 def lacks(at: At, about: str) -> dict[str, Any]:
     """Cannot be done here."""
     raise NotHere("the device has no FP8")

@@ -85,10 +85,12 @@ def test_packs_stay_below_the_limit_and_say_what_found_no_room(tmp_path: Path, m
 
     left_out = found.carry("faults/one", kept)
 
-    assert left_out == ["large.parquet", "trace-6.json", "trace-7.json"]
+    assert left_out == ["large.parquet", "trace-4.json", "trace-5.json", "trace-6.json", "trace-7.json"]
+    assert found.carry("prediction/gpt2", kept)[-2:] == ["trace-6.json", "trace-7.json"]
     assert list(problems(out)) == []
-    names = [name for pack in PACKS for name in zipfile.ZipFile(out / pack).namelist()]
-    assert names == [f"faults/one/trace-{number}.json.zst" for number in range(6)]
+    names = {pack: zipfile.ZipFile(out / pack).namelist() for pack in PACKS}
+    assert [name for pack in PACKS[:2] for name in names[pack]] == [f"faults/one/trace-{i}.json.zst" for i in range(4)]
+    assert names[PACKS[2]] == [f"prediction/gpt2/trace-{number}.json.zst" for number in range(2)]
 
 
 def test_a_folder_that_cannot_be_carried_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +113,7 @@ def test_a_summary_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
         Results.opened(tmp_path)
 
 
+@pytest.mark.slow
 def test_every_part_has_items_and_their_functions_exist() -> None:
     from importlib import import_module
 

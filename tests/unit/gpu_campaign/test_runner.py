@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_campaign import runner
-from benchmarks.gpu_campaign.plan import Item
+from benchmarks.gpu_campaign import runner, summary
+from benchmarks.gpu_campaign.plan import PARTS, Item
 from benchmarks.gpu_campaign.results import Results
 from benchmarks.gpu_campaign.runner import Campaign, part_ends
 
+pytestmark = pytest.mark.slow
 HERE = "tests.unit.gpu_campaign.items"
 
 
@@ -51,7 +52,7 @@ def test_whatever_becomes_of_an_item_the_others_are_done(tmp_path: Path) -> None
     assert found["faults/good"]["result"] == {"answer": 42}
     assert {each.name for each in out.iterdir()} == {"summary.json", "summary.md", "table.parquet", "traces-1.zip"}
     page = (out / "summary.md").read_text()
-    assert page.index("faults/wrong") < page.index("faults/crashed")
+    assert "- faults/wrong: failed: ValueError: it is Tuesday" in page
     assert "| faults | 1 | 2 | 2 | 0 |" in page
     assert "could not be put into words: KeyError" in page  # the result is none of the part's
 
@@ -107,15 +108,59 @@ def test_an_interruption_keeps_what_is_done_and_ends_what_runs(tmp_path: Path, m
     }  # fmt: skip
 
 
+def test_an_item_that_the_parts_end_cuts_off_is_not_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(runner, "LEAST_S", 1.0)
+
+    assert ran(tmp_path, item("hung", "hangs", tmp_path / "number"), limit_s=3.0) == {"hung": "interrupted"}
+    assert "| faults | 0 | 0 | 0 | 1 |" in (tmp_path / "summary.md").read_text()
+
+
 def test_no_item_begins_when_the_time_is_over(tmp_path: Path) -> None:
     assert ran(tmp_path, item("good", "counted", tmp_path / "calls"), limit_s=1.0) == {}
     assert "| faults | 0 | 0 | 0 | 1 |" in (tmp_path / "summary.md").read_text()
 
 
+def test_items_that_take_turns_run_beside_one_another_and_use_the_device_alone(tmp_path: Path) -> None:
+    """Each notes its begin and end while it has its turn; the file has them in pairs."""
+    notes = tmp_path / "notes"
+    items = [item(f"n{number}", "takes_its_turn", notes, takes_turns=True) for number in range(3)]
+    results = Results.opened(tmp_path / "out")
+    began = time.monotonic()
+
+    Campaign(results, items, 60.0, device="cpu", is_dry=False, jobs=1, say=lambda _: None).run()
+
+    ends = [each["result"] for each in results.items.values()]
+    assert len(ends) == 3
+    assert sum(each["seconds"] for each in results.items.values()) > time.monotonic() - began  # side by side
+    words = notes.read_text().split()
+    assert words[::2] == words[1::2]
+    assert len(set(words)) == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ("ValueError: it is Tuesday", "ValueError: it is Tuesday"),
+        (
+            "ProgramFailed: x ended with 1:\n  File 3\ntorch.OutOfMemoryError: no room\nstepscope: nothing",
+            "torch.OutOfMemoryError: no room",
+        ),
+        ("ProgramFailed: python x ended with 2:\nstepscope: '1' is not a number", "stepscope: '1' is not a number"),
+        ("", ""),
+    ],
+)
+def test_the_line_that_says_what_went_wrong_is_told(error: str, told: str) -> None:
+    assert summary.reason(error) == told
+
+
 def test_parts_share_the_limit() -> None:
     ends = part_ends([Item("tests", "a", "x"), Item("remedies", "b", "x"), Item("tests", "c", "x")], 100.0)
 
-    assert ends == {"tests": 20.0, "remedies": 100.0}
+    assert ends == {
+        "tests": pytest.approx(100 * PARTS["tests"] / (PARTS["tests"] + PARTS["remedies"])),
+        "remedies": 100,
+    }
 
 
 def is_gone(pid: int) -> bool:

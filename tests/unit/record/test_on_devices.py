@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import stepscope
+from stepscope.record.bench_steps import DeviceMarks
 from stepscope.record.energy import EnergyMeter
 from stepscope.record.recorder import Recorder, profiler_is_active
 from stepscope.record.schedule import RecordOptions
@@ -109,7 +111,12 @@ def test_the_recorder_and_torchs_profiler_see_the_same(device: str, tmp_path: Pa
 
 @on_devices
 def test_the_clock_of_steps_agrees_with_the_hosts(device: str) -> None:
-    step, wait = training(device), torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    step = training(device)
+
+    def wait() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
     for _ in range(3):
         step()
     ends = Ends(torch.device(device))
@@ -124,6 +131,20 @@ def test_the_clock_of_steps_agrees_with_the_hosts(device: str) -> None:
 
     assert len(found := ends.steps_ns()) == 1
     assert found[0] == pytest.approx(passed, rel=0.2)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_clock_of_bench_agrees_with_plain_events() -> None:
+    step, marks, ends = training("cuda"), DeviceMarks(torch.cuda), Ends(torch.device("cuda"))
+    for _ in range(30):
+        step()
+        assert marks.mark()
+        ends.mark()
+
+    gaps = [end - begin for begin, end in pairwise(marks.ends_ns())]
+
+    assert sum(gaps) == pytest.approx(sum(ends.steps_ns()), rel=0.02)
 
 
 @pytest.mark.gpu
@@ -194,7 +215,7 @@ def test_a_memory_snapshot_holds_what_the_allocator_says(tmp_path: Path) -> None
     torch.cuda.memory._record_memory_history()
     try:
         kept = [torch.zeros(1 << 20, device="cuda") for _ in range(4)]
-        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))  # type: ignore[no-untyped-call]
         allocated = torch.cuda.memory_allocated()
     finally:
         torch.cuda.memory._record_memory_history(enabled=None)

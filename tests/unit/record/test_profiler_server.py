@@ -6,6 +6,7 @@ The real one, against a real program of JAX, is in tests/e2e/test_jax.py.
 from __future__ import annotations
 
 import argparse
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,8 @@ def trace(address, folder, workers, dataset_ops, milliseconds, attempts, options
             time.sleep(600)
         case "busy":
             os.write(2, b"ALREADY_EXISTS: Another profiling session active.\\n")
+            raise RuntimeError("UNAVAILABLE: No trace event was collected")
+        case "localhost":
             raise RuntimeError("UNAVAILABLE: No trace event was collected")
         case "odd":
             raise RuntimeError("INTERNAL:\\n something   else")
@@ -76,6 +79,19 @@ def test_each_host_gives_a_profile_or_a_sentence(client: Callable[[str], None], 
     ]
     assert (tmp_path / "run" / LOG).read_bytes().count(b"noise of C++\n") == 6
     assert sorted(each.name for each in (tmp_path / "run").iterdir()) == ["plugins", LOG]
+
+
+def test_a_server_that_sends_nothing_is_told_from_one_that_is_gone(
+    client: Callable[[str], None], tmp_path: Path
+) -> None:
+    client(CLIENT)
+    with socket.create_server(("localhost", 0)) as listening, socket.create_server(("localhost", 0)) as ending:
+        ports = [listening.getsockname()[1], ending.getsockname()[1]]
+        ending.close()
+        silent, gone = capture_hosts([f"localhost:{port}" for port in ports], ProfilerOrder(seconds=0.001), tmp_path)
+
+    assert silent.problem == f"localhost:{ports[0]}: it sent no profile"
+    assert gone.problem == f"localhost:{ports[1]}: the connection was lost: the program has ended"
 
 
 def test_a_package_that_cannot_be_imported_is_told(client: Callable[[str], None], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -16,17 +17,23 @@ from torch.nn import functional as F
 from stepscope.record.apply import install, parse_applications
 from stepscope.record.apply.patching import Applying
 from stepscope.remedies import (
+    DataParallelSettings,
     DeferredNumber,
     DeferredScalars,
     HorizontalTrainer,
+    LoopConstants,
     allow_tf32,
     attention,
     capture_step,
     chunked_cross_entropy,
     clip_grad_norm,
+    collect_garbage_at_steps,
     fuse_optimizer,
+    keeps_ties,
     linear_cross_entropy,
     mixed_precision,
+    pad_dimension,
+    pad_to_lengths,
     pad_vocabulary,
     prefetch_to_device,
 )
@@ -134,7 +141,7 @@ def test_fused_optimizers(device: str, kind: Any) -> None:
 @on_devices
 def test_clipping(device: str) -> None:
     plain = network(device)
-    F.cross_entropy(plain(batches(device)[0][0]), batches(device)[0][1]).backward()
+    F.cross_entropy(plain(batches(device)[0][0]), batches(device)[0][1]).backward()  # type: ignore[no-untyped-call]
     other = copy.deepcopy(plain)
     for mine, theirs in zip(other.parameters(), plain.parameters(), strict=True):
         mine.grad = None if theirs.grad is None else theirs.grad.clone()
@@ -241,6 +248,55 @@ def test_captured_steps(device: str, learning: bool) -> None:
     same(other, plain)
 
 
+@on_devices
+def test_padded_shapes_and_constants_of_a_loop(device: str) -> None:
+    rows = [torch.arange(size, device=device) for size in (3, 5)]
+    padded = pad_to_lengths(rows, multiple=4)
+    assert padded.device.type == device
+    assert padded.tolist() == [[0, 1, 2, 0, 0, 0, 0, 0], [0, 1, 2, 3, 4, 0, 0, 0]]
+    wide = torch.randn(4, 5, device=device)
+    close(pad_dimension(wide, 1, 8)[:, :5], wide)
+    values, x = [0.9, 0.5, 0.1], torch.randn(8, device=device)
+    expected = found = x
+    for value, constant in zip(values, LoopConstants(values, device=device), strict=True):
+        expected, found = expected * value, found * constant
+    close(found, expected)
+
+
+@on_devices
+def test_weights_that_stay_tied_when_they_move(device: str) -> None:
+    table, head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+    head.weight = table.weight
+    model = nn.Sequential(table, head)
+    with keeps_ties(model):
+        model.to(device)
+        head.weight = nn.Parameter(head.weight.detach().clone())
+    assert head.weight is table.weight
+    assert table.weight.device.type == device
+
+
+@pytest.fixture
+def one_rank(device: str) -> Iterator[None]:
+    """A process group of one; it ends after all that uses it, since its threads may need Python to end."""
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]
+    torch.distributed.init_process_group("nccl" if device == "cuda" else "gloo", store=store, rank=0, world_size=1)
+    yield
+    gc.collect()
+    torch.distributed.destroy_process_group()
+
+
+@on_devices
+@pytest.mark.usefixtures("one_rank")
+def test_settings_of_data_parallel_training(device: str) -> None:
+    plain = network(device)
+    wrapped = DataParallelSettings(bucket_cap_mb=1.0, gradient_as_bucket_view=True).ddp(copy.deepcopy(plain))
+    for model in (plain, wrapped):
+        with collect_garbage_at_steps(every=2) as garbage:
+            trained(model, torch.optim.SGD(model.parameters(), lr=0.1), batches(device))
+            garbage.step()
+    same(wrapped, plain)
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[[str], Applying]]:
     made: list[Applying] = []
@@ -316,7 +372,7 @@ def test_a_captured_step_is_quicker_than_its_launches() -> None:
     times: dict[str, list[float]] = {"plain": [], "graph": []}
     runs: dict[str, Callable[[Tensor], Tensor]] = {"plain": model, "graph": graph}
     for number, (name, run) in itertools.product(range(60), runs.items()):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(5):
             run(inputs)

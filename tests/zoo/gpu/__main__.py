@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import stepscope
+from tests.zoo import command
 from tests.zoo.gpu.registry import FAULTS, WARM_UP
 from tests.zoo.gpu.setting import Setting, Step
 from tests.zoo.timing import Ends
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--times", type=Path, help="write the timed steps there")
     options = parser.parse_args()
     device = torch.device(options.device)
+    command.take_turn()
     step = built(options.name, Setting(options.fault, device, options.tiny))
     ends = Ends(device)
     for number in range(options.steps):

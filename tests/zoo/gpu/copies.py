@@ -80,23 +80,26 @@ def masks_made_on_host(at: Setting) -> Step:
 
 def cache_copied_for_each_token(at: Setting) -> Step:
     batch, heads, size = at.size(16, 2), at.size(32, 2), at.size(128, 8)
-    prompt, tokens = at.size(4096, 16), at.size(16, 3)
-    query = torch.randn(batch, heads, 1, size)
-    new = torch.randn(batch, heads, 1, size)
-    start = torch.randn(batch, heads, prompt, size)
+    prompt, tokens = at.size(4096, 16), at.size(16, 4)
+    table = nn.Embedding(1024, heads * size)
+    asked, token = torch.randint(1024, (batch, prompt)), torch.randint(1024, (batch, 1))
     room = torch.empty(batch, heads, prompt + tokens, size)
-    room[:, :, :prompt] = start
+
+    def looked_up(words: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(table(words).view(batch, -1, heads, size).transpose(1, 2))
 
     @torch.no_grad()
     def generate() -> torch.Tensor:
-        keys, out = start, query
+        keys = room[:, :, :prompt]
+        keys.copy_(looked_up(asked))
         for number in range(tokens):
+            new = looked_up(token)
             if at.fault:
                 keys = torch.cat([keys, new], dim=2)  # planted
             else:
                 room[:, :, prompt + number] = new[:, :, 0]
                 keys = room[:, :, : prompt + number + 1]
-            out = nn.functional.scaled_dot_product_attention(query, keys, keys)
+            out = nn.functional.scaled_dot_product_attention(new, keys, keys)
         return out
 
     return generate

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import os
-import tempfile
 
 import torch
 from torch import distributed, nn
 
 from stepscope.remedies import capture_step
-from tests.zoo.gpu.setting import Setting, Step, training_step
+from tests.zoo.gpu.setting import Setting, Step, adamw, training_step
 from tests.zoo.models import GPT, mlp
 
 
@@ -72,7 +70,7 @@ def small_model(at: Setting) -> Step:
     width, rows = at.size(64, 8), at.size(64, 4)
     batch = torch.randn(rows, width)
     model = mlp(width, width, at.size(60, 3), 1)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=at.on_cuda)
+    optimizer = adamw(model, capturable=at.on_cuda)
 
     def train(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -87,7 +85,7 @@ def small_model(at: Setting) -> Step:
 
 def decoding_kernel_by_kernel(at: Setting) -> Step:
     model = GPT(1024, at.size(512, 16), at.size(8, 2), at.size(12, 1), length=64).eval()
-    token = torch.randint(1024, (1, 1))
+    prompt, token = torch.randint(1024, (1, 32)), torch.randint(1024, (1, 1))
 
     @torch.no_grad()
     def decode(tokens: torch.Tensor) -> torch.Tensor:
@@ -95,9 +93,11 @@ def decoding_kernel_by_kernel(at: Setting) -> Step:
 
     once = decode if at.fault else capture_step(decode)  # planted
 
+    @torch.no_grad()
     def generate() -> torch.Tensor:
+        model(prompt)
         answer = token
-        for _ in range(at.size(16, 2)):
+        for _ in range(at.size(16, 4)):
             answer = once(answer)
         return answer
 
@@ -114,9 +114,7 @@ def optimizer_tensor_by_tensor(at: Setting) -> Step:
 def small_all_reduces(at: Setting) -> Step:
     """One rank; AVG is the reduction for which NCCL starts a kernel even then."""
     if not distributed.is_initialized():
-        store = distributed.FileStore(  # type: ignore[attr-defined]
-            os.path.join(tempfile.mkdtemp(), "store"), 1
-        )
+        store = distributed.HashStore()  # type: ignore[attr-defined]
         distributed.init_process_group("nccl" if at.on_cuda else "gloo", store=store, rank=0, world_size=1)
     operation = distributed.ReduceOp.AVG if at.on_cuda else distributed.ReduceOp.SUM
     width, rows = at.size(128, 8), at.size(4096, 4)
@@ -142,17 +140,25 @@ def small_all_reduces(at: Setting) -> Step:
 
 def graph_breaks(at: Setting) -> Step:
     width, rows = at.size(256, 8), at.size(512, 4)
-    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(at.size(6, 2)))
+    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
     batch = torch.randn(rows, width)
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
-        for layer in layers:
-            x = torch.relu(layer(x))
-        if at.fault:
-            torch._dynamo.graph_break()  # planted
+    def part(x: torch.Tensor) -> torch.Tensor:
         for layer in layers:
             x = torch.relu(layer(x))
         return x
+
+    def compute(x: torch.Tensor) -> torch.Tensor:
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        x = part(x)
+        if at.fault:
+            torch._dynamo.graph_break()  # planted
+        return part(x)
 
     compiled = torch.compile(compute, backend="inductor" if at.on_cuda else "eager")
 
@@ -171,7 +177,7 @@ def dynamic_shapes(at: Setting) -> Step:
     torch._dynamo.config.recompile_limit = len(batches) + 1
     numbers = itertools.count()
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
+    def compute(x: torch.Tensor) -> torch.Tensor:  # planted
         for layer in layers:
             x = torch.relu(layer(x))
         return x

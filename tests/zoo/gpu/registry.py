@@ -26,6 +26,7 @@ class Fault:
         rules: identifiers of the rules of which one should come first; none where no rule is about it.
         needs: modules beyond torch without which there is no such program.
         capability: least compute capability of the device that the twin needs.
+        is_note: True where the rule promises nothing, so that it need not come first to be right.
         has_place: False where no line is the right one.
     """
 
@@ -35,6 +36,7 @@ class Fault:
     rules: tuple[str, ...]
     needs: tuple[str, ...] = ()
     capability: tuple[int, int] = (0, 0)
+    is_note: bool = False
     has_place: bool = True
 
     @property
@@ -44,17 +46,21 @@ class Fault:
 
     @property
     def lines(self) -> frozenset[tuple[str, int]]:
-        """File and number of each marked line of the function."""
+        """File and number of each line that is marked: of the function, and in setting.py those that name it."""
         text = self.path.read_text(encoding="utf-8")
         found = next(
             node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef) and node.name == self.name
         )
-        numbered = enumerate(text.splitlines(), 1)
-        return frozenset(
+        own = {
             (self.path.name, number)
-            for number, line in numbered
+            for number, line in enumerate(text.splitlines(), 1)
             if found.lineno <= number <= (found.end_lineno or 0) and line.endswith(MARK)
-        )
+        }
+        shared = (FOLDER / "setting.py").read_text(encoding="utf-8").splitlines()
+        named = {
+            ("setting.py", number) for number, line in enumerate(shared, 1) if line.endswith(f"{MARK}: {self.name}")
+        }
+        return frozenset(own | named)
 
 
 FAULTS: Final = (
@@ -108,10 +114,11 @@ FAULTS: Final = (
     ),
     Fault(
         "kernels",
-        "products_that_fp8_could_do",
-        "Large products in bf16 on a device with FP8.",
-        ("low-precision", "inefficient-kernel"),
+        "weights_that_fp8_could_hold",
+        "Tokens are decoded with weights in bf16 on a device with FP8.",
+        ("low-precision",),
         capability=(8, 9),
+        is_note=True,
     ),
     Fault(
         "kernels",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -48,15 +48,20 @@ class Setting:
         return batch.pin_memory() if pinned and self.on_cuda else batch
 
 
+def adamw(model: torch.nn.Module, **how: Any) -> torch.optim.AdamW:
+    """The only line that makes one: a diagnosis looks for it in the program's text, which several programs share."""
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, **how)  # planted: optimizer_tensor_by_tensor
+
+
 def training_step(
     model: torch.nn.Module, batch: Callable[[], torch.Tensor], *, foreach: bool | None = None, fused: bool = True
 ) -> Step:
     """A step of training: mean square of the model's answer, AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach, fused=fused)
+    optimizer = adamw(model, foreach=foreach, fused=fused)
 
     def step() -> None:
         optimizer.zero_grad()
         model(batch()).square().mean().backward()
-        optimizer.step()
+        optimizer.step()  # planted: optimizer_tensor_by_tensor
 
     return step

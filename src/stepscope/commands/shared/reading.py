@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import tokenize
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -192,6 +192,8 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
                 raise
             trace = opened(window=_inferred_steps(opened(), steps))
             steps = None
+        if arguments.window is None and arguments.steps is None and str(path) != "-":
+            trace = _not_too_large(trace, getattr(arguments, "most_rows", None), opened)
     _note_secrets(arguments, trace)
     if arguments.window and _is_empty(trace):
         raise UsageError(
@@ -202,6 +204,19 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     if getattr(arguments, "capture_trace", None) is not None:
         trace = _with_capture(arguments, trace)
     return with_device(_with_printable_path(trace), getattr(arguments, "device_name", None))
+
+
+def _not_too_large(trace: Trace, most_rows: int | None, opened: Callable[..., Trace]) -> Trace:
+    """The trace, or the steps in its middle that have about this many rows; a warning then says which."""
+    from stepscope.trace.excerpt import middle_of
+
+    middle = None if most_rows is None else middle_of(trace, most_rows)
+    if middle is None:
+        return trace
+    window, warning = middle
+    say(warning.detail)
+    part = opened(window=window)
+    return replace(part, warnings=(warning, *part.warnings))
 
 
 def _with_capture(arguments: argparse.Namespace, trace: Trace) -> Trace:

@@ -12,6 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -69,7 +70,7 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
     names = [base_name(name) for name in operators["name"].gather(called)]
     shapes = [tensor_shapes_of(text) for text in operators["input_shapes"].gather(called)]
     values = operators["input_values"].gather(called)
-    place = at(view.attribution.place, view.slices_of_operators(called))
+    place = at(view.attribution.place, view.slices_of_operators(called)).tolist()
     found: defaultdict[tuple[str, int], list[tuple[list[int], int, int]]] = defaultdict(list)
     for first, name in enumerate(names):
         inputs = _before_expansion(names, shapes, first) if name in ("mul", "sub") else ()
@@ -80,7 +81,7 @@ def broadcast_sums(view: View, called: Rows) -> list[Broadcast]:
         kind = "product" if name == "mul" and len(chain) == 2 else "distance" if name == "sub" and chain else ""
         if kind and _contracted(inputs, shapes[chain[-1]], values[chain[-1]]):
             size = elements(result)
-            found[kind, int(place[first])].append(([int(called[one]) for one in chain], 2 * size, 4 * size))
+            found[kind, place[first]].append(([int(called[one]) for one in chain], 2 * size, 4 * size))
     return [
         Broadcast(kind, number, np.array([row for rows, _, _ in each for row in rows], np.int64),
                   sum(work for _, work, _ in each), max(size for _, _, size in each))
@@ -268,29 +269,27 @@ class _Called:
     inputs: tuple[Shape, ...]
 
 
+@lru_cache(maxsize=65536)
+def _called(name: str, input_shapes: str | None) -> _Called:
+    return _Called(base_name(name), tensor_shapes_of(input_shapes))
+
+
 _Found = tuple[list[int], int, int]
 """Positions of unneeded operators, and the operations and elements of their replacement."""
 
 
 def detours(view: View, called: Rows) -> Iterator[Detour]:
     operators = view.trace.operators
-    calls = [
-        _Called(base_name(name), tensor_shapes_of(shapes))
-        for name, shapes in operators.select("name", "input_shapes")[called].iter_rows()
-    ]
-    place = at(view.attribution.place, view.slices_of_operators(called))
+    calls = [_called(*each) for each in operators.select("name", "input_shapes")[called].iter_rows()]
+    place = at(view.attribution.place, view.slices_of_operators(called)).tolist()
     found: defaultdict[tuple[DetourKind, int], list[_Found]] = defaultdict(list)
-    searches: tuple[tuple[DetourKind, Callable[[list[_Called]], _Found | None]], ...] = (
-        ("merged", _merged), ("one-hot", _one_hot), ("unfold", _unfolded), ("order", _ordered), ("sorted", _sorted),
-        ("messages", _messages), ("tiled", _tiled),
-    )  # fmt: skip
-    for first in range(len(calls)):
-        if place[first] < 0:
+    for first, call in enumerate(calls):
+        if place[first] < 0 or call.name not in _SEARCHES:
             continue
         following = calls[first : first + _NEAR_CALLS]
-        for kind, search in searches:
+        for kind, search in _SEARCHES[call.name]:
             if (one := search(following)) is not None:
-                found[kind, int(place[first])].append(([first + position for position in one[0]], *one[1:]))
+                found[kind, place[first]].append(([first + position for position in one[0]], *one[1:]))
                 break
     for (kind, number), each in found.items():
         rows = called[np.array([one for positions, _, _ in each for one in positions], np.int64)]
@@ -300,7 +299,7 @@ def detours(view: View, called: Rows) -> Iterator[Detour]:
 def _merged(calls: list[_Called]) -> _Found | None:
     """A product of thin matrices, its scaling and its sum with a weight, if a product then uses the sum."""
     first = calls[0]
-    if first.name not in ("mm", "matmul") or [len(shape) for shape in first.inputs] != [2, 2]:
+    if [len(shape) for shape in first.inputs] != [2, 2]:
         return None
     (height, thin), (_, width) = first.inputs
     result = (height, width)
@@ -352,7 +351,7 @@ def _one_hot(calls: list[_Called]) -> _Found | None:
 def _unfolded(calls: list[_Called]) -> _Found | None:
     """The copy of all patches of images, and their product with the weights."""
     first = calls[0]
-    if first.name != "im2col" or len(first.inputs[0]) != 4:
+    if len(first.inputs[0]) != 4:
         return None
     images, channels = first.inputs[0][:2]
     for position, call in enumerate(calls[1:], 1):
@@ -373,7 +372,7 @@ def _unfolded(calls: list[_Called]) -> _Found | None:
 
 def _ordered(calls: list[_Called]) -> _Found | None:
     """Two products, one of the other's result, that take less than half the operations in the other order."""
-    if len(calls) < 2 or any(call.name not in ("mm", "bmm", "matmul") or len(call.inputs) != 2 for call in calls[:2]):
+    if len(calls) < 2 or calls[1].name not in _IN_ORDER or any(len(call.inputs) != 2 for call in calls[:2]):
         return None
     (left, right), (before, after) = calls[0].inputs, calls[1].inputs
     shapes = (left, right, before, after)
@@ -394,7 +393,7 @@ def _ordered(calls: list[_Called]) -> _Found | None:
 def _sorted(calls: list[_Called]) -> _Found | None:
     """A sort of which a slice is taken that is much shorter."""
     first = calls[0]
-    if first.name not in ("sort", "argsort", "msort") or not first.inputs:
+    if not first.inputs:
         return None
     whole = first.inputs[0]
     sliced = next((place for place, call in enumerate(calls) if call.name in _PARTS and call.inputs[:1] == (whole,)), 0)
@@ -408,8 +407,6 @@ def _sorted(calls: list[_Called]) -> _Found | None:
 
 def _tiled(calls: list[_Called]) -> _Found | None:
     """Rows that are repeated, joined with others along the last dimension, and given to one layer."""
-    if calls[0].name not in _EXPANDING:
-        return None
     place = next((place for place, call in enumerate(calls) if call.name == "cat"), 0)
     layer = next((at for at, call in enumerate(calls) if at > place > 0 and call.name in ("linear", "matmul")), 0)
     parts, inputs = calls[place].inputs, calls[layer].inputs
@@ -430,7 +427,7 @@ def _tiled(calls: list[_Called]) -> _Found | None:
 def _messages(calls: list[_Called]) -> _Found | None:
     """Rows of a table gathered for each of many edges, perhaps weighted, and added up by their target."""
     first = calls[0]
-    if first.name not in ("index", "index_select") or not first.inputs or len(first.inputs[0]) != 2:
+    if not first.inputs or len(first.inputs[0]) != 2:
         return None
     width = first.inputs[0][1]
     added = next((place for place, call in enumerate(calls) if call.name in ("index_add", "scatter_add")), 0)
@@ -458,6 +455,22 @@ def _marked(call: _Called) -> int:
     return 0
 
 
+_Search = Callable[[list[_Called]], _Found | None]
+_IN_ORDER: Final = ("mm", "bmm", "matmul")
+_BEGINNINGS: Final[tuple[tuple[DetourKind, _Search, tuple[str, ...]], ...]] = (
+    ("merged", _merged, ("mm", "matmul")),
+    ("one-hot", _one_hot, ("one_hot", "scatter", "eq")),
+    ("unfold", _unfolded, ("im2col",)),
+    ("order", _ordered, _IN_ORDER),
+    ("sorted", _sorted, ("sort", "argsort", "msort")),
+    ("messages", _messages, ("index", "index_select")),
+    ("tiled", _tiled, tuple(_EXPANDING)),
+)
+"""Names of the operators that each kind of detour begins with."""
+_SEARCHES: Final[Mapping[str, tuple[tuple[DetourKind, _Search], ...]]] = {
+    name: tuple((kind, search) for kind, search, names in _BEGINNINGS if name in names)
+    for name in {name for _, _, names in _BEGINNINGS for name in names}
+}
 _SPARSE_RATE: Final = 10
 """How much longer a multiplication takes in a sparse product than in a dense one."""
 

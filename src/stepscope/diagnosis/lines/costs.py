@@ -150,10 +150,13 @@ class SourceLoops:
     """The source loops that the view's program ran."""
 
     def __init__(self, view: View) -> None:
-        self._view = view
         self._loops: dict[str, list[LoopFacts]] = {}
         for loop in (each for each in view.program.loops if not each.is_comprehension):
             self._loops.setdefault(loop.file, []).append(loop)
+        lines = view.trace.lines
+        self._lines = lines.filter(pl.col("lane") == view.lane) if self._loops else lines.clear()
+        self._starts = self._lines["start_ns"].to_numpy()
+        self._latest = np.maximum.accumulate(self._starts + self._lines["duration_ns"].to_numpy())
 
     def between(self, begin_ns: int, end_ns: int, repetitions: int) -> list[tuple[LoopFacts, int]]:
         """Innermost source loops whose body ran this often in this time, the shortest first.
@@ -161,9 +164,11 @@ class SourceLoops:
         Each comes with how often it was entered: between its first repetition and its last, its head is reached before
         every repetition but the first, and once more at the end of every turn but the last of a loop around it.
         """
-        ends = pl.col("start_ns") + pl.col("duration_ns")
-        lines = self._view.trace.lines
-        mine = lines.filter((pl.col("lane") == self._view.lane) & (ends > begin_ns) & (pl.col("start_ns") < end_ns))
+        if not self._loops:
+            return []
+        first = np.searchsorted(self._latest, begin_ns, side="right")
+        last = np.searchsorted(self._starts, end_ns)
+        mine = self._lines[first:last].filter(pl.col("start_ns") + pl.col("duration_ns") > begin_ns)
         mine = mine[Visits(mine).rows]
         counts = {(file, line): count for file, line, count in mine.group_by("file", "line").len().iter_rows()}
         found: dict[LoopFacts, int] = {}

@@ -13,7 +13,7 @@ from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rules._operators import outermost_in_order
 from stepscope.diagnosis.view import View
-from stepscope.trace.nesting import Rows, inherit
+from stepscope.trace.nesting import Rows, at, inherit
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_slices, scaled_work, together
 
@@ -132,7 +132,8 @@ def round_trips(view: View) -> list[RoundTrip]:
     ordered, position = outermost_in_order(view)
     launching = np.zeros(view.trace.operators.height, np.bool_)
     launching[rows_and_around(view, view.trace.launches["operator"].drop_nulls())] = True
-    durations = view.trace.operators["duration_ns"].to_numpy()
+    names, durations = view.trace.operators["name"], view.trace.operators["duration_ns"].to_numpy()
+    working = names.is_in(list(filter(_works_on_host, names.unique()))).to_numpy() & ~launching
     trips: list[RoundTrip] = []
     for _, mine in found.group_by("lane", "step", maintain_order=True):
         out: dict[str, int] | None = None
@@ -143,27 +144,30 @@ def round_trips(view: View) -> list[RoundTrip]:
                 out = copy
             elif out is not None:
                 between = ordered[int(position[out["row"]]) + 1 : int(position[copy["row"]])]
-                on_host = tuple(row for row in between.tolist() if _works_on_host(view, row, launching))
-                worked = sum(durations[row] for row in on_host)
-                on_host = on_host if worked >= _WORKING_SHARE * (copy["start_ns"] - out["start_ns"]) else ()
+                on_host = between[working[between]]
+                if durations[on_host].sum() < _WORKING_SHARE * (copy["start_ns"] - out["start_ns"]):
+                    on_host = on_host[:0]
                 # A copy of a different size is no return trip, unless the host computed it from this data.
-                if copy["bytes"] == out["bytes"] or on_host:
-                    trips.append(RoundTrip(out, copy, on_host))
+                if copy["bytes"] == out["bytes"] or len(on_host):
+                    trips.append(RoundTrip(out, copy, tuple(on_host.tolist())))
                 out = None
     return trips
 
 
 def rows_and_around(view: View, operators: pl.Series) -> Rows:
     """These rows of `operators` and the rows of the operators around them."""
-    found = [np.unique(operators.to_numpy().astype(np.int64))]
-    while (parents := np.setdiff1d(view.parents[found[-1]], -1)).size:
-        found.append(parents)
-    return np.unique(np.concatenate(found))
+    found = np.zeros(len(view.parents), np.bool_)
+    rows = operators.to_numpy().astype(np.int64)
+    while rows.size:
+        found[rows] = True
+        rows = np.unique(at(view.parents, rows))
+        rows = rows[rows >= 0]
+        rows = rows[~found[rows]]
+    return np.flatnonzero(found)
 
 
-def _works_on_host(view: View, row: int, launching: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> bool:
-    name = view.trace.operators["name"][row]
-    return not launching[row] and base_name(name) not in _NO_WORK and name.startswith(("aten::", "torchvision::"))
+def _works_on_host(name: str) -> bool:
+    return base_name(name) not in _NO_WORK and name.startswith(("aten::", "torchvision::"))
 
 
 def cost_ns(view: View, trips: list[RoundTrip]) -> int:

@@ -15,10 +15,11 @@ import polars as pl
 
 from stepscope.analysis.loops import Loop
 from stepscope.analysis.module_paths import BACKWARD_NAME
+from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name
 from stepscope.analysis.work import tensor_shapes_of as shapes_of
-from stepscope.diagnosis.view import View, rows_of
-from stepscope.trace.nesting import Rows
+from stepscope.diagnosis.view import View, once, rows_of
+from stepscope.trace.nesting import Rows, by_level, depths
 from stepscope.trace.window import Times
 from stepscope.whatif import Change
 from stepscope.whatif.changes import Lanes, scaled_host_time, scaled_operators, together
@@ -38,6 +39,7 @@ class WorkLeft:
 
     def __init__(self, view: View) -> None:
         self._operators = view.trace.operators
+        self._names_and_shapes = self._operators.select("name", "input_shapes")
         self._parents = view.parents
         self._working = working_ns(view)
         self._on_device = view.device is not None
@@ -48,7 +50,7 @@ class WorkLeft:
         Matrix products are estimated from their operations and element-wise operators from the data they move;
         slicing counts as zero; other operators lose the overhead of the operators inside them.
         """
-        columns = self._operators.select("name", "input_shapes")[rows]
+        columns = self._names_and_shapes[rows]
         result = 0.0
         for (name, shapes), taken, operators in zip(
             columns.iter_rows(), self._working[rows].tolist(), self._inner[rows].tolist(), strict=True
@@ -87,8 +89,8 @@ class WorkLeft:
     def _inner(self) -> Rows:
         """Number of operators inside each operator, itself included."""
         count = np.ones(len(self._parents), np.int64)
-        for row in np.flatnonzero(self._parents >= 0)[::-1].tolist():
-            count[self._parents[row]] += count[row]
+        for rows in by_level(depths(self._parents))[:0:-1]:
+            np.add.at(count, self._parents[rows], count[rows])
         return count
 
     def _is(self, names: frozenset[str]) -> npt.NDArray[np.bool_]:
@@ -119,6 +121,12 @@ class WorkLeft:
         return float(np.quantile(rates, 1 - _GOOD)) if rates else 0.0
 
 
+@once
+def work_left(view: View) -> WorkLeft:
+    """The estimates of a view, with what they rest on computed once for all rules."""
+    return WorkLeft(view)
+
+
 def _elements(tensors: tuple[Shape, ...]) -> int:
     return sum(map(prod, tensors))
 
@@ -143,6 +151,12 @@ def operations(tensors: tuple[Shape, ...]) -> int:
     if left[-1] not in right[-2:]:
         return 0
     return 2 * prod(left) * (right[-1] if left[-1] == right[-2] else right[-2])
+
+
+@once
+def attention_by_hand(view: View) -> list[WrittenOutAttention]:
+    """The attention in the span whose scores are separate tensors."""
+    return written_out_attention(view.trace, rows_of(view.operators))
 
 
 HostTime: TypeAlias = tuple[Lanes, Times, Times]

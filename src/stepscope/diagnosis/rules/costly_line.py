@@ -116,6 +116,7 @@ from stepscope.diagnosis.rules._operators import (
     length_ns,
     pauses,
     scaled_with_pauses,
+    work_left,
 )
 from stepscope.whatif.changes import scaled_stretches, scaled_work_of, together
 
@@ -163,7 +164,7 @@ def _prefix(view: View, prefix: Prefix, saved: float) -> Found:
 
 def _algebra(view: View) -> Iterator[Found]:
     called = called_from_python(view)
-    work = WorkLeft(view)
+    work = work_left(view)
     for sums in broadcast_sums(view, called):
         yield _broadcast(view, work, sums)
     for line in one_by_one(view, called, line_costs(view).runs):

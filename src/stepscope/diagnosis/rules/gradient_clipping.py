@@ -34,12 +34,12 @@ from stepscope.analysis.work import base_name
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
 from stepscope.diagnosis.rules._operators import (
-    WorkLeft,
     is_clipping,
     is_scaling,
     length_ns,
     pauses,
     scaled_with_pauses,
+    work_left,
     working_ns,
 )
 from stepscope.whatif.changes import scaled_host_time, scaled_slices, scaled_work_of, together, without_waits_in
@@ -129,7 +129,7 @@ def _at_once(view: View, found: list[Loop], rows: Rows, left: float) -> Change:
 
 def _left_ns(view: View, rows: Rows) -> int:
     if view.device is not None:
-        return int(WorkLeft(view).ns(rows))
+        return int(work_left(view).ns(rows))
     operators = view.trace.operators
     kept = [base_name(name) in _KEPT for name in operators["name"].gather(rows)]
     return int(operators["duration_ns"].to_numpy()[rows][np.array(kept, np.bool_)].sum())

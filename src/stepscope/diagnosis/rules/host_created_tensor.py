@@ -34,7 +34,7 @@ from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Row
 from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
 from stepscope.diagnosis.rules._operators import outermost_in_order
 from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_operators, scaled_work, together, without_waits_in
+from stepscope.whatif.changes import Lanes, scaled_operators, scaled_work, together, without_waits_in
 
 # fmt: off
 _MAKING: Final = frozenset({
@@ -44,6 +44,8 @@ _MAKING: Final = frozenset({
 })
 # fmt: on
 _PASSING: Final = frozenset({"detach", "lift_fresh", "to"})
+_NEAR: Final = 4
+"""Number of operators before a copy among which its tensor must have been created."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -95,41 +97,39 @@ def _made_and_copied(view: View) -> pl.DataFrame:
     """Copies as in `copies`, with the row and start of the operator that created the tensor."""
     found = copies(view).filter(pl.col("direction") == "copy_in").unique("row", keep="first", maintain_order=True)
     ordered, position = outermost_in_order(view)
-    names = view.trace.operators["name"]
-    launching = np.zeros(len(names), np.bool_)
-    operators = view.trace.launches["operator"].drop_nulls().to_numpy().astype(np.int64)
-    launching[operators] = True
-    kept: list[int] = []
-    makers: list[int] = []
-    for number, (row, lane) in enumerate(found.select("row", "lane").iter_rows()):
-        maker = _maker(view, ordered, int(position[row]), lane, names, launching)
-        if maker >= 0:
-            kept.append(number)
-            makers.append(maker)
-    starts = view.trace.operators["start_ns"].to_numpy()[np.array(makers, np.int64)]
-    return found[kept].with_columns(maker=pl.Series(makers, dtype=pl.UInt32), made_ns=pl.Series(starts, dtype=pl.Int64))
+    maker = _makers(view, ordered, position[found["row"].to_numpy()], found["lane"].to_numpy())
+    is_made = maker >= 0
+    starts = view.trace.operators["start_ns"].to_numpy()[maker[is_made]]
+    return found.filter(pl.Series(is_made)).with_columns(
+        maker=pl.Series(maker[is_made], dtype=pl.UInt32), made_ns=pl.Series(starts, dtype=pl.Int64)
+    )
 
 
-def _maker(
-    view: View,
-    ordered: Rows,
-    position: int,
-    lane: int,
-    names: pl.Series,
-    launching: np.ndarray[tuple[int], np.dtype[np.bool_]],
-) -> int:
-    """The operator that created what the operator at `position` copies; -1 if the data came from elsewhere."""
-    lanes = view.trace.operators["lane"]
-    slices = view.slices_of_operators(ordered[max(position - 4, 0) : position])
-    causes = view.activity.cause_of(slices)
-    for back, cause in zip(range(1, len(causes) + 1), causes[::-1], strict=True):
-        row = int(ordered[position - back])
-        base = base_name(names[row])
-        if lanes[row] != lane or base not in _MAKING | _PASSING or launching[row] or cause == CAUSE_CODES["input"]:
-            return -1
-        if base not in _PASSING or base == "lift_fresh":
-            return row
-    return -1
+def _makers(view: View, ordered: Rows, copied: Rows, lanes: Lanes) -> Rows:
+    """For each copying operator the one that created what it copies; -1 if the data came from elsewhere.
+
+    Args:
+        ordered: as from `outermost_in_order`.
+        copied, lanes: positions in it and lanes of the copying operators.
+    """
+    operators = view.trace.operators
+    base = {name: base_name(name) for name in operators["name"].unique()}
+    names, own_lane = operators["name"].gather(ordered), operators["lane"].to_numpy()[ordered]
+    is_input = view.activity.cause_of(view.slices_of_operators(ordered)) == CAUSE_CODES["input"]
+    launching = np.zeros(operators.height, np.bool_)
+    launching[view.trace.launches["operator"].drop_nulls().to_numpy()] = True
+    known = names.is_in([name for name in base if base[name] in _MAKING | _PASSING]).to_numpy()
+    known &= ~launching[ordered] & ~is_input
+    passes = names.is_in([name for name in base if base[name] in _PASSING - {"lift_fresh"}]).to_numpy()
+    maker = np.full(len(copied), -1, np.int64)
+    open_ = np.arange(len(copied))
+    for back in range(1, _NEAR + 1):
+        open_ = open_[copied[open_] >= back]
+        before = copied[open_] - back
+        open_, before = (each[known[before] & (own_lane[before] == lanes[open_])] for each in (open_, before))
+        maker[open_[~passes[before]]] = ordered[before[~passes[before]]]
+        open_ = open_[passes[before]]
+    return maker
 
 
 RULE: Final = Rule(

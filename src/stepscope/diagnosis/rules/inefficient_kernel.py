@@ -51,7 +51,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.operators import is_eligible
-from stepscope.analysis.patterns import written_out_attention
 from stepscope.analysis.roofline import (
     CALL_SCHEMA,
     MEASURED_WRONG,
@@ -65,8 +64,9 @@ from stepscope.analysis.slow_kernels import Reason, reasons
 from stepscope.analysis.work import shapes_of
 from stepscope.diagnosis.finding import NotAnswered
 from stepscope.diagnosis.parts import PARTS
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._device import alone_share, decides, limited_calls
+from stepscope.diagnosis.rules._operators import attention_by_hand
 from stepscope.machine.devices import DevicePeaks
 from stepscope.whatif.changes import scaled_work_of
 
@@ -223,7 +223,7 @@ def _groups(view: View, limits: Limits, calls: pl.DataFrame, peaks: DevicePeaks)
 
 def _written_out_attention(view: View) -> list[int]:
     """Rows of operators that a fused attention would replace, which unfused-attention reports."""
-    found = written_out_attention(view.trace, rows_of(view.operators))
+    found = attention_by_hand(view)
     if not found:
         return []
     forward = np.unique(np.concatenate([each.operators for each in found]))

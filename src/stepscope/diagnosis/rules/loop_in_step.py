@@ -58,13 +58,13 @@ from stepscope.diagnosis.lines.graphs import inside_calls
 from stepscope.diagnosis.lines.repeats import CHOOSING, Dependencies, OneByOneCalls, dependencies, one_by_one_calls
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
 from stepscope.diagnosis.rules._operators import (
-    WorkLeft,
     engine_pauses,
     is_update,
     length_ns,
     pauses,
     reported_elsewhere,
     scaled_with_pauses,
+    work_left,
 )
 from stepscope.diagnosis.rules.buffer_broadcast import buffer_broadcasts
 from stepscope.diagnosis.view import once
@@ -287,7 +287,7 @@ def _one_by_one(view: View, limits: Limits, found: OneByOneCalls, batched: Rows)
 
 def _left_ns(view: View, forward: Rows, backward: Rows) -> int:
     """Time of the loop's work in a single call."""
-    work = WorkLeft(view)
+    work = work_left(view)
     operators = view.trace.operators
     names = operators["name"]
     needed = backward[~names.gather(backward).str.contains(_SLICING_NODE).to_numpy()]

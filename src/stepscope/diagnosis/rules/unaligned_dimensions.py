@@ -30,10 +30,10 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.patterns import written_out_attention
 from stepscope.analysis.work import Shape, elements, shapes_of, types_of
-from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 from stepscope.diagnosis.rules._device import near_their_limit
+from stepscope.diagnosis.rules._operators import attention_by_hand
 from stepscope.whatif.changes import scaled_work_of
 
 _PRODUCTS: Final = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
@@ -54,7 +54,7 @@ def check(view: View, limits: Limits) -> Answers:
     if view.device is None:
         return
     multiple = max(int(limits["multiple"]), 1)
-    attention = [each.operators for each in written_out_attention(view.trace, rows_of(view.operators))]
+    attention = [each.operators for each in attention_by_hand(view)]
     of_attention = (
         view.inside(np.concatenate(attention)) if attention else np.zeros(view.trace.operators.height, np.bool_)
     )

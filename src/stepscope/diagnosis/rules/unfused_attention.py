@@ -35,11 +35,12 @@ from typing import Final
 
 import numpy as np
 
-from stepscope.analysis.patterns import WrittenOutAttention, written_out_attention
+from stepscope.analysis.patterns import WrittenOutAttention
 from stepscope.diagnosis.finding import Interval, NotAnswered
 from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.rule import Answers, Figure, Found, InServing, Limits, Remedy, Rule, Threshold, View, rows_of
+from stepscope.diagnosis.rules._operators import attention_by_hand
 from stepscope.whatif.changes import scaled_operators
 
 _OPTION: Final = "attn_implementation="
@@ -55,8 +56,9 @@ _BLOCK: Final = 512
 
 
 def check(view: View, limits: Limits) -> Answers:
-    found = written_out_attention(view.trace, rows_of(view.operators))
-    found = [each for each in found if view.device is not None or not (each.dropout or each.is_fallback)]
+    found = attention_by_hand(view)
+    if view.device is None:
+        found = [each for each in found if not (each.dropout or each.is_fallback)]
     if not found:
         yield from _question(view, limits)
         return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import polars as pl
@@ -16,7 +15,7 @@ from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import columns as names
 from stepscope.readers.gaudi.columns import DIALECT, HARDWARE, GaudiColumns
 from stepscope.readers.kineto.events import EventStream
-from stepscope.readers.kineto.scanned import scan
+from stepscope.readers.kineto.scanned import Scan, scan
 from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device
 from stepscope.trace.model import StoreWriter
@@ -383,6 +382,7 @@ EXPLANATIONS: Final = {
     **kineto.EXPLANATIONS,
     "hardware_mark": "hardware events that mark only part of the work of another event were left out",
 }
+_MOST_REFUSED: Final = 2
 _SIGNS: Final = re.compile(
     rb'"cat"\s*:\s*"hpu_op"'
     rb'|"HW event name"\s*:'
@@ -406,7 +406,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     stream = EventStream(source)
     columns = GaudiColumns(stream.damage)  # no window here: matching calls to work needs all events
     spill = Spill(writer.directory)
-    kineto.gather(source.name, stream.scans(partial(scan, dialect=DIALECT)), columns, spill)
+    kineto.gather(source.name, stream.scans(_Scanning()), columns, spill)
     header = kineto.header_of(stream)
     Sorting(columns, spill).sort()
     spill.flush()
@@ -418,6 +418,18 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
     metadata = kineto.metadata_of(source.name, header, columns, assembly.window)
     devices = _devices(header.get("deviceProperties"), columns) or metadata.devices
     return replace(metadata, format="gaudi", devices=devices), warnings(stream.damage, EXPLANATIONS)
+
+
+class _Scanning:
+    """The scanner, until it refused some texts: files with calls as pairs of begin and end have them everywhere."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_REFUSED
+
+    def __call__(self, text: bytes, *, exact: bool) -> Scan | None:
+        found = scan(text, exact=exact, dialect=DIALECT) if self._left else None
+        self._left -= found is None and self._left > 0
+        return found
 
 
 def _devices(properties: Any, columns: GaudiColumns) -> tuple[Device, ...]:

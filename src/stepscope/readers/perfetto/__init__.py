@@ -389,9 +389,9 @@ class _Content:
             self._damage[f"unused_packet:{_UNUSED[kind]}"] += 1
 
     def _time_ns(self, packet: TracePacket, event: TrackEvent, sequence: Sequence) -> int:
-        if packet.HasField("timestamp"):
+        if (timestamp := packet.timestamp) or packet.HasField("timestamp"):
             clock = packet.timestamp_clock_id or sequence.clock
-            return min(self._clocks.time_ns(sequence.number, clock, packet.timestamp), 2**62)
+            return min(self._clocks.time_ns(sequence.number, clock, timestamp), 2**62)
         if event.timestamp_absolute_us:
             return int(event.timestamp_absolute_us) * 1000
         sequence.time_us = (sequence.time_us or 0) + event.timestamp_delta_us

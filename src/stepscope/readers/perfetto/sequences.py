@@ -198,9 +198,9 @@ class Sequence:
         return None
 
 
-_PLAIN = frozenset(
-    {"bool_value", "uint_value", "int_value", "double_value", "pointer_value", "string_value", "legacy_json_value"}
-)
+NUMBERS: Final = frozenset({"bool_value", "uint_value", "int_value", "double_value", "pointer_value"})
+"""Values of a debug annotation that are numbers."""
+_PLAIN: Final = NUMBERS | {"string_value", "legacy_json_value"}
 _DEEPEST = 8
 
 

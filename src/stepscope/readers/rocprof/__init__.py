@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import polars as pl
@@ -50,13 +50,13 @@ _HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 )
 _FILLS: Final = "__amd_rocclr_fillBuffer"
 _RUNTIME_KERNELS: Final = (_FILLS, "__amd_rocclr_copyBuffer", "__amd_rocclr_copyImage")
-_RANGE: Final = re.compile(
-    r"(.*?)(?:, seq = (-?\d{1,18}))?(?:, op_id = \d{1,18})?(?:, sizes = (\[.*?\]))?(?:, input_op_ids = .*)?", re.DOTALL
+_RANGE: Final = (
+    r"(?s)^(?<name>.*?)(?:, seq = (?<number>-?[0-9]{1,18}))?(?:, op_id = [0-9]{1,18})?"
+    r"(?:, sizes = (?<shapes>\[.*?\]))?(?:, input_op_ids = .*)?$"
 )
-_FIRST_ARGUMENT: Final = re.compile(", (?:seq|op_id|sizes|input_op_ids) = ")
-_RANGE_ARGUMENTS: Final = (", seq = ", ", op_id = ", ", sizes = ")
+"""The text of a range, with the parts that torch's emit_nvtx appends to an operator's name."""
 _IDS: Final = ", input_op_ids = "
-_ARGUMENTS: Final = re.compile(_RANGE.pattern.removeprefix("(.*?)"), re.DOTALL)
+_ARGUMENTS: Final = ", (?:seq|op_id|sizes) = "
 
 
 class Process:
@@ -118,31 +118,31 @@ class Process:
 
     def _add_markers(self, records: list[Record]) -> None:
         """Add roctx ranges: torch's as operators, others as annotations; calls without a message are dropped."""
-        tables: dict[str, list[tuple[Record, str, int | None, str | None]]] = {}
         messages = self._messages
-        for record in records:
-            if text := messages.get(record.correlation_id.internal):
-                name, number, shapes, emitted = _range(text)
-                tables.setdefault(_range_table(name, emitted), []).append((record, name, number, shapes))
-        for table, marks in tables.items():
-            marked, called, numbers, shaped = (list(each) for each in zip(*marks, strict=True))
+        texts = [messages.get(record.correlation_id.internal) for record in records]
+        marks = _ranges([text for text in texts if text]).with_columns(
+            pl.Series("record", [row for row, text in enumerate(texts) if text], dtype=pl.Int64)
+        )
+        for (table,), part in marks.group_by("table", maintain_order=True):
             columns: dict[str, list[Any]] = {}
             if table == "operators":
-                columns = {"sequence_number": numbers, "input_shapes": shaped}
+                columns = {"sequence_number": part["number"].to_list(), "input_shapes": part["shapes"].to_list()}
             elif table == "annotations":
-                columns["kind"] = ["host"] * len(marks)
-            self._add_slices(table, marked, called, **columns)
+                columns["kind"] = ["host"] * part.height
+            marked = [records[row] for row in part["record"].to_list()]
+            self._add_slices(str(table), marked, part["name"].to_list(), **columns)
 
     def _add_kernels(self, records: list[Record]) -> None:
-        pairs = [(record, record.dispatch_info) for record in records if record.dispatch_info is not None]
-        rows, dispatches = [record for record, _ in pairs], [dispatch for _, dispatch in pairs]
+        rows = [record for record in records if record.dispatch_info is not None]
+        dispatches = [record.dispatch_info for record in rows if record.dispatch_info is not None]
         kernels = [self._kernel(dispatch.kernel_id) for dispatch in dispatches]
+        called = [kernel.name for kernel in kernels]
         self._add_work(
             rows,
-            [kernel.name for kernel in kernels],
+            called,
             [self._device(dispatch.agent_id.handle) or "0" for dispatch in dispatches],
             [f"queue {dispatch.queue_id.handle}" for dispatch in dispatches],
-            kind=[_kernel_kind(kernel.name) for kernel in kernels],
+            kind=list(map(_kernel_kind, called)),
             grid=[_blocks(dispatch.grid_size, dispatch.workgroup_size) for dispatch in dispatches],
             block=[_sizes(dispatch.workgroup_size) for dispatch in dispatches],
             registers=[kernel.arch_vgpr_count for kernel in kernels],
@@ -170,7 +170,7 @@ class Process:
             called,
             devices,
             ["copies"] * len(rows),
-            kind=[event_names.copy_kind(name) for name in called],
+            kind=list(map(_copy_kind, called)),
             bytes=[record.bytes for record in rows],
         )
 
@@ -268,6 +268,9 @@ def _call_kind(name: str) -> str:
     return event_names.launch_kind(name)
 
 
+_copy_kind = lru_cache(maxsize=4096)(event_names.copy_kind)
+
+
 @lru_cache(maxsize=4096)
 def _kernel_kind(name: str) -> str:
     """The runtime has its own kernels for fills and copies without a copy engine."""
@@ -276,23 +279,18 @@ def _kernel_kind(name: str) -> str:
     return "communication" if event_names.is_communication(name) else "compute"
 
 
-_Range: TypeAlias = tuple[str, int | None, str | None, bool]
-"""Name, sequence number and input shapes, and whether torch's emit_nvtx wrote the range."""
-
-
-def _range(text: str) -> _Range:
-    first = _FIRST_ARGUMENT.search(text)
-    if first is None:
-        return text, None, None, False
-    found = None if first[0] == _IDS else _ARGUMENTS.fullmatch(text, first.start())
-    if found is not None:  # faster than to try every length of the name
-        number, shapes = found.groups()
-        return text[: first.start()], None if number is None else int(number), shapes, True
-    found = _RANGE.fullmatch(text)
-    if found is None or not any(word in text for word in _RANGE_ARGUMENTS):
-        return text, None, None, False
-    name, number, shapes = found.groups()
-    return name, None if number is None else int(number), shapes, name != text
+def _ranges(texts: list[str]) -> pl.DataFrame:
+    """Return the table of each range, and the name, sequence number and input shapes in its text."""
+    found = pl.DataFrame({"text": texts}, schema={"text": pl.String})
+    found = found.with_columns(parts=pl.col("text").str.extract_groups(_RANGE)).unnest("parts")
+    name = pl.col("name").fill_null(pl.col("text"))
+    if found["text"].str.contains(_IDS, literal=True).any():  # which say nothing on their own
+        name = pl.when(pl.col("text").str.contains(_ARGUMENTS)).then(name).otherwise("text")
+    found = found.with_columns(name, pl.col("number").cast(pl.Int64), emitted=name != pl.col("text"))
+    names = found.select("name", "emitted").unique()
+    tables = [_range_table(name, emitted) for name, emitted in names.iter_rows()]
+    named = names.with_columns(table=pl.Series(tables, dtype=pl.String))
+    return found.join(named, on=["name", "emitted"], how="left", maintain_order="left")
 
 
 @lru_cache(maxsize=65536)

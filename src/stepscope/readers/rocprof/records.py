@@ -63,17 +63,17 @@ class _Structure:
     def marks(self, block: bytes) -> _Marks:
         data = np.frombuffer(block, np.uint8)
         places = np.flatnonzero(np.frombuffer(block.translate(_IS_MARK), np.bool_))
-        classes = _CLASSES[data[places]]
+        classes = _CLASSES.take(data.take(places))
         is_quote = classes == _QUOTE_CLASS
         if self._escaped or b"\\" in block:
             kept = ~is_quote
             kept[np.searchsorted(places, self._quotes(data))] = True
             places, classes, is_quote = places[kept], classes[kept], is_quote[kept]
         quotes = np.cumsum(is_quote, dtype=np.int32) + self._inside_string
-        outside = np.flatnonzero(~is_quote & (quotes % 2 == 0))
-        places, classes = places[outside], classes[outside]
-        after = self._depth + np.cumsum(_CHANGES[classes], dtype=np.int64)
-        self._inside_string = bool(quotes[-1] % 2) if len(quotes) else self._inside_string
+        outside = np.flatnonzero(~is_quote & (quotes & 1 == 0))
+        places, classes = places.take(outside), classes.take(outside)
+        after = self._depth + np.cumsum(_CHANGES.take(classes), dtype=np.int64)
+        self._inside_string = bool(quotes[-1] & 1) if len(quotes) else self._inside_string
         self._depth = int(after[-1]) if len(after) else self._depth
         return _Marks(places, classes, after + (classes == _CLOSING))
 
