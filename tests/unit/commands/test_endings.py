@@ -79,6 +79,12 @@ def test_memory_that_runs_out_is_one_sentence(
     assert "not enough memory" in capsys.readouterr().err
 
 
+def _as_from_a_terminal() -> None:
+    """Take back what a shell's background job or nohup ignores."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def _reading(folder: Path, *left: Path) -> subprocess.Popen[bytes]:
     """A process that reads an endless trace and has begun its temporary store, beside what was `left` there."""
     temporary = folder / "temporary"
@@ -89,7 +95,7 @@ def _reading(folder: Path, *left: Path) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env=os.environ | {"TMPDIR": str(temporary)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        preexec_fn=_as_from_a_terminal,
     )
     assert process.stdin is not None
     process.stdin.write(b'{"traceEvents": [')

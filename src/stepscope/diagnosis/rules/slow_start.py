@@ -27,6 +27,8 @@ from typing import Final
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
 
+_WORTH_SAYING_NS: Final = 1_000_000_000
+
 
 def check(view: View, limits: Limits) -> Answers:
     first = view.program.start.get("first_step_ns")
@@ -55,7 +57,7 @@ def check(view: View, limits: Limits) -> Answers:
     by_compiler = compiling > first / 3
     yield Found(
         f"the first step ended after {first / 1e9:,.0f} s"
-        + (f", {compiling / 1e9:,.0f} s of them compiling" if early else ""),
+        + (f", {compiling / 1e9:,.0f} s of them compiling" if compiling >= _WORTH_SAYING_NS else ""),
         0,
         basis="the start makes no step slower",
         confidence="high",

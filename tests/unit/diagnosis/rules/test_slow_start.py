@@ -65,3 +65,7 @@ def test_the_thresholds_decide() -> None:
     assert len(asked(rule, starting(60 * S)).findings) == 1
     assert asked(rule, starting(), start=91e9).findings == ()
     assert asked(rule, starting(), steps=90 * S).findings == ()
+
+
+def test_less_than_a_second_of_compiling_is_not_worth_a_clause(rule: Rule) -> None:
+    assert the_finding(rule, starting(compiling=S // 10)).title == "the first step ended after 90 s"
