@@ -67,5 +67,5 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, starting(), steps=90 * S).findings == ()
 
 
-def test_less_than_a_second_of_compiling_is_not_worth_a_clause(rule: Rule) -> None:
+def test_less_than_a_second_of_compiling_is_not_worth_a_clause() -> None:
     assert the_finding(rule, starting(compiling=S // 10)).title == "the first step ended after 90 s"
