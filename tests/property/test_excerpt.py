@@ -67,7 +67,7 @@ def windows(draw: st.DrawFn) -> Window:
     return Window(start, start + draw(st.integers(1, 400)))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(machine=programs(), windows=st.lists(windows(), min_size=1, max_size=4), small=st.booleans())
 def test_windows_of_any_program(
     tmp_path_factory: pytest.TempPathFactory, machine: Machine, windows: list[Window], small: bool
