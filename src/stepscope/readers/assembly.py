@@ -140,7 +140,7 @@ class Spill:
         return frame if len(frames) == 1 or rows_are_sorted(frame) else in_order(frame)
 
     def take(self, table: str) -> pl.DataFrame | None:
-        """Return and forget all rows of a table, as `between`; None if there are none."""
+        """Remove a table's rows and return them in the order of `between`; None if it has none."""
         if table in self._held:
             self._set_aside(table, to_file=False)
         frame = self.between(table, None, None)

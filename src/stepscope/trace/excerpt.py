@@ -43,7 +43,7 @@ def write_excerpt(
 
 
 def window_of_steps(marks: pl.DataFrame, steps: StepRange) -> Window:
-    """Return the window from the first to the last of some steps; raise UsageError if there are none.
+    """Return the window that spans these steps; raise UsageError if the trace has none of them.
 
     Args:
         marks: start_ns, duration_ns, step; null for what is no step.

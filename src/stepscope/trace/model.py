@@ -232,7 +232,7 @@ class Span(msgspec.Struct, array_like=True, frozen=True):
     Attributes:
         rows: how many.
         first_ns, last_ns, end_ns: the first and the last start, and the last end; 0 in tables without times.
-        correlations: the least and the greatest correlation number; None if there is none.
+        correlations: the smallest and the largest correlation number; None if no row has one.
     """
 
     rows: int

@@ -324,6 +324,17 @@ def inside(rows: Rows, parent: Rows) -> npt.NDArray[np.bool_]:
     return inherit(own, parent) > 0
 
 
+def containing(rows: Rows, parent: Rows) -> npt.NDArray[np.bool_]:
+    """Whether each row is one of these or has one nested in it; shape of `parent`."""
+    result = np.zeros(len(parent), np.bool_)
+    while len(rows):
+        result[rows] = True
+        rows = np.unique(parent[rows])
+        rows = rows[rows >= 0]
+        rows = rows[~result[rows]]
+    return result
+
+
 def outermost(rows: Rows, parent: Rows) -> Rows:
     """Rows that are not nested in another one of them."""
     return rows[at(inside(rows, parent).astype(np.int8), parent[rows]) <= 0]

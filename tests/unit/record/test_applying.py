@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from stepscope.record.apply.flags import Outcome, applied_beside, flag_rows, out
 from stepscope.record.apply.patching import Applying, in_a_line
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from tests.unit.applying import Start, applied
 from tests.unit.hand_built import full
 from tests.unit.rendered import json_report, markdown_report, text_report
 
-Start = Callable[[str], Applying]
 RULES = Path(stepscope.diagnosis.__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "remedies" / "applying.md"
 
@@ -39,15 +39,8 @@ PAGE = Path(__file__).parents[3] / "docs" / "remedies" / "applying.md"
 @pytest.fixture
 def start() -> Iterator[Start]:
     """Applies a list to this process until the test ends."""
-    made: list[Applying] = []
-
-    def begin(text: str) -> Applying:
-        made.append(install(parse_applications(text), None))
-        return made[-1]
-
-    yield begin
-    for applying in reversed(made):
-        applying.remove()
+    with applied() as begin:
+        yield begin
 
 
 def said(applying: Applying, *, applied: bool = True) -> list[str]:

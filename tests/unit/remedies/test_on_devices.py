@@ -14,8 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from stepscope.record.apply import install, parse_applications
-from stepscope.record.apply.patching import Applying
 from stepscope.remedies import (
     DataParallelSettings,
     DeferredNumber,
@@ -38,6 +36,7 @@ from stepscope.remedies import (
     prefetch_to_device,
 )
 from tests.devices import needs_gpu, on_devices
+from tests.unit.applying import Start, applied
 
 pytestmark = pytest.mark.slow
 TYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
@@ -298,23 +297,16 @@ def test_settings_of_data_parallel_training(device: str) -> None:
 
 
 @pytest.fixture
-def start() -> Iterator[Callable[[str], Applying]]:
-    made: list[Applying] = []
-
-    def begin(text: str) -> Applying:
-        made.append(install(parse_applications(text), None))
-        return made[-1]
-
-    yield begin
-    for applying in reversed(made):
-        applying.remove()
+def start() -> Iterator[Start]:
+    with applied() as begin:
+        yield begin
 
 
 @on_devices
 @pytest.mark.parametrize(
     "flag", ["bf16", "tf32", "channels-last", "fuse-optimizer", "zero-grad", "chunked-loss", "clip-in-one-pass"]
 )
-def test_what_is_applied_from_outside(device: str, flag: str, start: Callable[[str], Applying]) -> None:
+def test_what_is_applied_from_outside(device: str, flag: str, start: Start) -> None:
     def losses() -> list[float]:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 300)).to(device)
@@ -340,7 +332,7 @@ def test_what_is_applied_from_outside(device: str, flag: str, start: Callable[[s
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("flags", ["pin-memory", "pin-memory,non-blocking"])
-def test_batches_of_a_pinning_loader(flags: str, start: Callable[[str], Applying]) -> None:
+def test_batches_of_a_pinning_loader(flags: str, start: Start) -> None:
     data = torch.arange(64 * 1024, dtype=torch.float32).reshape(64, 1024)
     start(flags)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(data), batch_size=8)
@@ -352,7 +344,7 @@ def test_batches_of_a_pinning_loader(flags: str, start: Callable[[str], Applying
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("flag", ["compile", "compile=reduce-overhead"])
-def test_a_compiled_model_on_a_gpu(flag: str, start: Callable[[str], Applying]) -> None:
+def test_a_compiled_model_on_a_gpu(flag: str, start: Start) -> None:
     plain = network("cuda", 64)
     other = copy.deepcopy(plain)
     expected = trained(plain, torch.optim.SGD(plain.parameters(), lr=0.1), batches("cuda", 6))

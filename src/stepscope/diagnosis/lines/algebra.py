@@ -22,7 +22,7 @@ from stepscope.analysis.attribution import SourcePlace
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import ARITHMETIC, PLAIN, REDUCTIONS, VIEWS, Shape, base_name, elements, tensor_shapes_of
 from stepscope.diagnosis.view import View
-from stepscope.trace.nesting import Rows, at
+from stepscope.trace.nesting import Rows, at, containing
 from stepscope.trace.program_facts import SparseFacts
 
 _SPREAD: Final = 4
@@ -214,15 +214,7 @@ def one_by_one(view: View, called: Rows, runs: Mapping[int, float]) -> Iterator[
 
 def _with_backward(view: View) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Whether each operator, or one inside it, ran backward."""
-    sources = view.backward_source[view.backward_source >= 0]
-    result = np.zeros(view.trace.operators.height, np.bool_)
-    row = np.unique(sources)
-    while len(row):
-        result[row] = True
-        row = np.unique(view.parents[row])
-        row = row[row >= 0]
-        row = row[~result[row]]
-    return result
+    return containing(view.backward_source[view.backward_source >= 0], view.parents)
 
 
 _PRODUCTS: Final = frozenset({"mm", "matmul", "linear", "addmm"})

@@ -13,7 +13,7 @@ from stepscope.analysis.work import VIEWS, base_name
 from stepscope.diagnosis.finding import Interval
 from stepscope.diagnosis.rules._operators import outermost_in_order
 from stepscope.diagnosis.view import View
-from stepscope.trace.nesting import Rows, at, inherit
+from stepscope.trace.nesting import Rows, containing, inherit, row_numbers
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_slices, scaled_work, together
 
@@ -130,8 +130,7 @@ def round_trips(view: View) -> list[RoundTrip]:
     """Round trips in order of time; data loading and the optimizer's operators end one."""
     found = copies(view)
     ordered, position = outermost_in_order(view)
-    launching = np.zeros(view.trace.operators.height, np.bool_)
-    launching[rows_and_around(view, view.trace.launches["operator"].drop_nulls())] = True
+    launching = containing(row_numbers(view.trace.launches["operator"].drop_nulls()), view.parents)
     names, durations = view.trace.operators["name"], view.trace.operators["duration_ns"].to_numpy()
     working = names.is_in(list(filter(_works_on_host, names.unique()))).to_numpy() & ~launching
     trips: list[RoundTrip] = []
@@ -152,18 +151,6 @@ def round_trips(view: View) -> list[RoundTrip]:
                     trips.append(RoundTrip(out, copy, tuple(on_host.tolist())))
                 out = None
     return trips
-
-
-def rows_and_around(view: View, operators: pl.Series) -> Rows:
-    """These rows of `operators` and the rows of the operators around them."""
-    found = np.zeros(len(view.parents), np.bool_)
-    rows = operators.to_numpy().astype(np.int64)
-    while rows.size:
-        found[rows] = True
-        rows = np.unique(at(view.parents, rows))
-        rows = rows[rows >= 0]
-        rows = rows[~found[rows]]
-    return np.flatnonzero(found)
 
 
 def _works_on_host(name: str) -> bool:

@@ -46,9 +46,9 @@ from stepscope.diagnosis.rule import (
     note_from_files,
     rows_of,
 )
-from stepscope.diagnosis.rules._copies import cost_ns, round_trips, rows_and_around, without_trips
+from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trips
 from stepscope.trace.metadata import Fallback
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import Rows, containing, row_numbers
 from stepscope.whatif.changes import scaled_operators
 
 _MOST_COUNTED: Final = 10
@@ -108,7 +108,8 @@ def _named(view: View) -> Rows:
 def _copying_out(view: View) -> Rows:
     """Operators that copy to the host; calls of the same operator that stay on the device do not."""
     copies = view.trace.device_work.filter(pl.col("kind") == "copy_out")["launch"].drop_nulls()
-    return rows_and_around(view, view.trace.launches["operator"].gather(copies).drop_nulls())
+    calls = row_numbers(view.trace.launches["operator"].gather(copies).drop_nulls())
+    return np.flatnonzero(containing(calls, view.parents))
 
 
 def _counts(view: View) -> list[Figure]:

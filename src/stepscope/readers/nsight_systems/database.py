@@ -75,7 +75,7 @@ class Database:
         self._budget = _STEPS_PER_BYTE * size + _LEAST_STEPS
         self._connection = _connected(path, name)
         self._pages: Pages | None = None
-        with suppress(OSError):  # SQLite tells of what it cannot read
+        with suppress(OSError):  # SQLite reports what it cannot read
             self._pages = Pages.of(path)
         try:
             self._guard()
