@@ -113,7 +113,9 @@ class StepView:
         first = int(own["launch_start_ns"].drop_nulls().to_numpy().min(initial=steps.end_ns))
         begins = pl.col("start_ns").is_between(steps.start_ns, min(done, first), closed="left")
         waits = self.trace.launches.filter((pl.col("kind") == "synchronise") & begins)
-        return Window(min(max(_last_end(waits), steps.start_ns), done), steps.end_ns) if waits.height else steps
+        start_ns = min(max(_last_end(waits), steps.start_ns), done)
+        # A wait that outlasts the steps, as on another thread, leaves nothing to measure.
+        return Window(start_ns, steps.end_ns) if waits.height and start_ns < steps.end_ns else steps
 
     @cached_property
     def work(self) -> pl.DataFrame:

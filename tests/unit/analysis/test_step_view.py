@@ -50,6 +50,17 @@ def test_a_backlog_is_not_part_of_the_step(waits: bool, step_ms: int) -> None:
     assert Experiment(view).measured_ns == view.window.duration_ns
 
 
+def test_a_wait_beyond_the_last_step_is_not_its_initial_wait() -> None:
+    recording = Recording()
+    recording.step(10 * MS, 20 * MS, 3)
+    recording.work(0, 50 * MS, "gemm", 1)  # its launch was not recorded
+    recording.launch(15 * MS, 45 * MS, 9, kind="synchronise", name="cudaDeviceSynchronize", lane=1)
+    view = StepView(recording.trace())
+
+    assert (view.span.start_ns, view.span.end_ns) == (10 * MS, 30 * MS)
+    assert law(view) == (20 * MS, 20 * MS)
+
+
 def test_a_device_that_takes_longer_sets_the_pace() -> None:
     recording = Recording()
     recording.step(0, 20 * MS, 1)
