@@ -1,0 +1,35 @@
+/** Where documents come from: the server that stepscope view started, or the report file itself. */
+
+import type { Documents } from "./schema";
+
+export type Parameters = Record<string, string | number>;
+
+const embedded = readEmbedded();
+
+export const isFile = embedded !== null;
+
+/** A document by its name; the server and the report file answer with the same schema. */
+export async function fetchDocument<Name extends string & keyof Documents>(
+  name: Name,
+  parameters: Parameters = {},
+  signal?: AbortSignal,
+): Promise<Documents[Name]> {
+  const query = new URLSearchParams(Object.entries(parameters).map(([key, value]) => [key, String(value)]));
+  query.sort();
+  const address = query.size ? `${name}?${query}` : name;
+  if (embedded !== null) {
+    if (!(address in embedded)) throw new Unavailable(`This report has no ${name}. Run stepscope view for all of it.`);
+    return embedded[address] as Documents[Name];
+  }
+  const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" });
+  if (!answer.ok) throw new Unavailable((await answer.json().catch(() => null))?.error ?? answer.statusText);
+  return (await answer.json()) as Documents[Name];
+}
+
+/** A document that cannot be had; the message says why and what to do. */
+export class Unavailable extends Error {}
+
+function readEmbedded(): Record<string, unknown> | null {
+  const element = globalThis.document?.getElementById("stepscope-documents");
+  return element ? (JSON.parse(element.textContent ?? "{}") as Record<string, unknown>) : null;
+}
