@@ -93,7 +93,7 @@ class RunIndex:
         return next((record for record in named if not record.is_gone), named[0] if named else None)
 
     def meant(self, name: str) -> RunRecord | None:
-        """Return the run that a name means: its own, else "latest", "@2" for the one before, or the beginning of a name.
+        """Return the run that a name means: its own name, "latest", "@2" for the one before, or its beginning.
 
         Of several names with that beginning it is the latest; only an exact name finds a run whose folder is gone.
         """
