@@ -2,6 +2,7 @@
 
 import type { ComponentType } from "preact";
 import { Overview } from "./overview";
+import { TimelineView } from "./timeline";
 
 export interface View {
   name: string; // in the address
@@ -10,4 +11,7 @@ export interface View {
   Component: ComponentType;
 }
 
-export const VIEWS: View[] = [{ name: "overview", title: "Overview", needs: ["diagnosis"], Component: Overview }];
+export const VIEWS: View[] = [
+  { name: "overview", title: "Overview", needs: ["diagnosis"], Component: Overview },
+  { name: "timeline", title: "Timeline", needs: ["timeline"], Component: TimelineView },
+];
