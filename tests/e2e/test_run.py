@@ -81,6 +81,7 @@ def test_a_script_is_recorded_and_diagnosed_and_its_output_is_its_own(run: Run) 
     assert (ended.steps, ended.sources, len(ended.folder.traces())) == ([5], {"optimizer"}, 1)
     assert "run it: recorded 5 steps (10 to 14), seen by the optimizer" in ended.err
     assert "a step takes" in ended.err
+    assert "CPUAllocator" not in ended.err
     assert (ended.folder.path.parents[2] / "report.html").stat().st_size > 1000
     manifest = ended.folder.manifest()
     assert (manifest.exit_code, manifest.command[1:]) == (0, ("script.py",))

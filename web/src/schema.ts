@@ -17,43 +17,59 @@ export interface Session {
   kinds: Record<string, Cause>; // palette of device work and slices
 }
 
-/** A window of the timeline. Times are nanoseconds from the start of the trace. */
+/** A window of the timeline: `timeline?start&end&width&path`. Times are integer nanoseconds from the start of the trace. */
 export interface Timeline {
   start: number;
   end: number;
   first: number; // start of the whole recording
   last: number; // end of the whole recording
+  width: number; // pixels; pixel i begins at start + floor((end - start) * i / width)
+  whole: boolean; // every slice is here, one by one
   lanes: Lane[];
   steps: { index: number[]; start: number[]; duration: number[] };
-  gaps: Gap[]; // idle time of each device by cause
+  gaps: Gap[]; // idle time of each device by cause; without a device, the main thread's time
   names: string[]; // slices refer to names by number
 }
 
 export interface Lane {
   id: string;
   label: string;
-  kind: "host" | "worker" | "queue" | "path" | "memory" | "counter";
+  kind: "host" | "worker" | "queue" | "path" | "memory" | "counter" | "other";
   device: string;
+  around?: string[]; // frames open during the whole lane, outermost first; they have no row
   rows: Row[]; // by depth
+  values?: Values; // of memory and counters
 }
 
-/** Slices as wide as a pixel one by one; all others as the busy fraction of each pixel, so that nothing is sampled. */
+/** Slices at least as wide as a pixel, one by one; of all others the time that they cover, so that nothing is sampled. */
 export interface Row {
   start: number[];
   duration: number[];
   name: number[];
-  kind: number[]; // number of a name
-  row: number[]; // row of the table, for details
-  busy: number[]; // fraction of each pixel covered by narrower slices; empty where there are none
+  kind: number[]; // number of a name; on the critical path, of a cause for host time
+  table: number[]; // number of a name
+  row: number[]; // row of the table, for details; -1 for none
+  busy: number[]; // nanoseconds of each pixel that narrower slices cover; empty where there are none
+}
+
+/** Values over time, each until the next; or, where there are too many, the least and the largest of each pixel. */
+export interface Values {
+  unit: string; // "bytes" or ""
+  least: number; // of the whole recording
+  most: number;
+  start: number[];
+  value: number[];
+  low: number[];
+  high: number[];
 }
 
 export interface Gap {
-  device: string;
+  device: string; // "" for the main thread's time
   start: number[];
   duration: number[];
   cause: number[]; // number of a name
-  trigger: number[];
-  busy: Record<string, number[]>; // by cause, fraction of each pixel covered by narrower gaps
+  trigger: number[]; // number of a name, -1 for none
+  busy: Record<string, number[]>; // by cause, nanoseconds of each pixel covered by narrower gaps
 }
 
 export interface Finding {

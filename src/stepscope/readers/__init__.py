@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Final
 
 import msgspec
 
-from stepscope.errors import NotATraceError, UnreadableTraceError
+from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.files import text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.counters import ConsecutiveSteps
-from stepscope.record.run_folder import recording_of
+from stepscope.record.run_folder import RunFolder, is_run_folder, recording_of
+from stepscope.record.runs import run_named
 from stepscope.trace.cache import TraceCache, temporary_store
 from stepscope.trace.excerpt import write_excerpt
 from stepscope.trace.metadata import UnrecordedSteps
@@ -119,7 +121,9 @@ def what_it_is(head: bytes) -> str | None:
 
 
 def what_its_name_says(name: str, head: bytes) -> str | None:
-    """Identify an undocumented binary file by its suffix; None for other names."""
+    """Identify a program or an undocumented binary file by its suffix; None for other names."""
+    if name.endswith(".py") and text_of(head)[:1] not in (b"{", b"["):
+        return f"a program, not a trace: stepscope run {shlex.quote(name)} records some of its steps and diagnoses them"
     ends = name.lower().endswith(_REPORTS_OF_NSIGHT_SYSTEMS)
     if not ends or head.startswith(b"SQLite format 3\0") or text_of(head)[:1] in (b"{", b"["):
         return None
@@ -228,7 +232,8 @@ def open_trace(
     """Read a trace of any supported format.
 
     Args:
-        path: a trace file (plain, gzip or zstd), "-" for standard input, or a folder written by `Trace.save`.
+        path: a trace file (plain, gzip or zstd), "-" for standard input, a folder written by `Trace.save`, or a run's
+            folder or name, "latest" or "@2" for the one before; of several ranks it is the first.
         window: only this span of time; of a trace in the cache, only what is in it is read.
         steps: only these annotated steps; cannot be combined with `window`.
         cache: where parsed traces are kept and looked up; None always reads the file.
@@ -237,13 +242,31 @@ def open_trace(
     Raises:
         NotATraceError: the file is not a trace; the message says what it is.
         UnreadableTraceError: the file cannot be opened, or nothing in it can be read.
-        UsageError: the requested steps do not exist.
+        UsageError: the requested steps do not exist, or the run has no trace.
     """
+    path = _of_run(path)
     if str(path) != "-" and os.path.isdir(path) and is_store(Path(path)):
         stored = open_store(Path(path))
         is_whole = window is None and steps is None
         return stored if is_whole else temporary_store(lambda writer: write_excerpt(stored, writer, window, steps))
     return with_unrecorded_steps(_of_its_host(_opened(path, window, steps, cache, progress), path), path)
+
+
+def _of_run(path: str | Path) -> str | Path:
+    """The first rank's latest trace of a run, or the path itself."""
+    text = str(path)
+    if is_run_folder(path):
+        run: RunFolder | None = RunFolder.open(path)
+    elif text == "-" or os.path.exists(path) or os.sep in text:
+        return path
+    else:
+        run = run_named(text)
+    if run is None:
+        return path
+    traces = run.latest_traces()
+    if not traces:
+        raise UsageError(f"the run {run.name} has no trace")
+    return traces[0]
 
 
 def _opened(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gzip
 import json
 import os
@@ -33,6 +34,7 @@ from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
 
 _COPY_BYTES: Final = 1 << 20
+_ERRORS_ONLY: Final = 2  # of the levels of messages in torch's C++ code
 
 
 def write_trace(path: Path, export: Callable[[str], None], *, private: bool = True) -> None:
@@ -159,7 +161,8 @@ class Recorder(ProfilerRecording):
             if self._state is RecorderState.PREPARED:
                 self._state = RecorderState.STOPPED
                 warm_up = self._warm_up.figures() if self._warm_up is not None else None
-                self._profiler.start_trace()
+                with _unprinted_first_warning() if self.options.memory else contextlib.nullcontext():
+                    self._profiler.start_trace()
                 self._state = RecorderState.RECORDING
                 self.first_step = self.step_number
                 _add_rank(self._profiler)
@@ -393,6 +396,24 @@ def _new_profiler(options: RecordOptions) -> Any:
         with_modules=options.modules,
         experimental_config=_experimental_config(options),
     )
+
+
+@contextlib.contextmanager
+def _unprinted_first_warning() -> Iterator[None]:
+    """Around a profiler's start: free a block of before it while torch prints no warnings.
+
+    torch (2.13) warns of the first such block, and then of each thousandth, although every recording frees some.
+    """
+    import torch
+
+    block = torch.empty(1)
+    yield
+    with contextlib.suppress(OSError, ValueError):  # another build, whose library or flag has another name
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+        before, level.value = level.value, max(level.value, _ERRORS_ONLY)
+        del block
+        level.value = before
 
 
 def _activities() -> list[Any]:

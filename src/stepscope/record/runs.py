@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import shutil
 import sqlite3
 import zlib
@@ -19,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import private_file, private_folder
-from stepscope.record.run_folder import RunFolder, data_folder, default_root, is_run_folder
+from stepscope.record.run_folder import RunFolder, check_name, data_folder, default_root, is_run_folder
 
 _PATIENCE_S: Final = 15.0
 _TABLE: Final = """
@@ -91,6 +92,35 @@ class RunIndex:
         named = [record for record in self.all() if record.name == name]
         return next((record for record in named if not record.is_gone), named[0] if named else None)
 
+    def meant(self, name: str) -> RunRecord | None:
+        """Return the run that a name means: its own name, "latest", "@2" for the one before, or its beginning.
+
+        Of several names with that beginning it is the latest; only an exact name finds a run whose folder is gone.
+        """
+        if (exact := self.find(name)) is not None:
+            return exact
+        there = [record for record in self.all() if not record.is_gone]
+        place = 1 if name == "latest" else int(name[1:]) if re.fullmatch(r"@[1-9]\d{0,5}", name) else 0
+        if place:
+            return there[place - 1] if place <= len(there) else None
+        return next((record for record in there if len(name) > 1 and record.name.startswith(name)), None)
+
+    def rename(self, record: RunRecord, name: str) -> RunRecord:
+        """Rename a run and its folder.
+
+        Raises UsageError if the name is invalid or taken, or the folder is gone or cannot be renamed.
+        """
+        check_name(name)
+        place = record.path.with_name(name)
+        if os.path.lexists(place):
+            raise UsageError(f"there is already a run {name!r} in {place.parent}; choose another name, or remove it")
+        try:
+            os.rename(record.path, place)
+        except OSError as error:
+            raise UsageError(f"{record.path} cannot be renamed: {error.strerror}") from error
+        self._forget(record)
+        return self.add(RunFolder.open(place))
+
     def remove(self, record: RunRecord) -> None:
         """Delete a run's folder with all its content, and remove the run from the index.
 
@@ -104,6 +134,9 @@ class RunIndex:
                     shutil.rmtree(record.path)
             except OSError as error:
                 raise UsageError(f"{record.path} cannot be removed: {error.strerror}") from error
+        self._forget(record)
+
+    def _forget(self, record: RunRecord) -> None:
         self._using(lambda database: database.execute("delete from runs where path = ?", (os.fspath(record.path),)))
 
     def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
@@ -176,14 +209,14 @@ class RunIndex:
 
 
 def run_named(name: str) -> RunFolder | None:
-    """Return the folder of the run of that name; None if there is none.
+    """Return the folder of the run that a name means, see `RunIndex.meant`; None if there is none.
 
     Raises UsageError if the run is known, but its folder is gone.
     """
     index = RunIndex()
     if not index.path.exists() and not default_root().is_dir():
         return None
-    record = index.find(name)
+    record = index.meant(name)
     if record is None:
         return None
     if record.is_gone:

@@ -13,9 +13,12 @@ import pytest
 from stepscope.commands import main
 from stepscope.commands.shared.reading import open_from, trace_paths
 from stepscope.errors import UsageError
+from stepscope.readers import open_trace
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, default_root
 from stepscope.record.runs import RunIndex, run_named
+
+SAMPLE = Path(__file__).parents[3] / "examples" / "gpt2_per_token_loss_cpu.json.gz"
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +112,53 @@ def test_of_two_runs_of_a_name_the_one_that_is_there_is_meant(tmp_path: Path) ->
     found = run_named("twice")
     assert found is not None
     assert found.path == here.path
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("latest", "gpt-c"), ("@1", "gpt-c"), ("@3", "gpt-a"), ("gpt", "gpt-c"), ("gpt-a", "gpt-a"), ("vit", "vit")],
+)
+def test_what_a_name_means(name: str, meant: str) -> None:
+    for started, each in enumerate(["gpt-a", "vit", "gpt-c", "gone"]):
+        RunIndex().add(made(each, float(started)))
+    shutil.rmtree(default_root() / "gone")
+
+    found = run_named(name)
+    assert found is not None
+    assert found.name == meant
+
+
+@pytest.mark.parametrize("name", ["@4", "@0", "g", "gpt-b", "gon", "", "@", "@2x"])
+def test_names_that_mean_nothing(name: str) -> None:
+    for started, each in enumerate(["gpt-a", "vit", "gpt-c"]):
+        RunIndex().add(made(each, float(started)))
+
+    assert run_named(name) is None
+
+
+def test_diagnose_alone_takes_the_latest_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose"]) == 2
+    assert "stepscope run" in capsys.readouterr().err
+    for started, name in enumerate(["one", "two"]):
+        folder = made(name, float(started))
+        shutil.copy(SAMPLE, folder.new_trace_path(0))
+        RunIndex().add(folder)
+        assert main(["diagnose"]) == 0
+        assert f"latest is the run {name}\n" in capsys.readouterr().err
+    assert open_trace("one").metadata.path == str(default_root() / "one" / "rank0" / "trace-1.json.gz")
+
+
+def test_only_a_whole_name_renames_and_removes(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("first", "second"):
+        RunIndex().add(made(name))
+
+    assert main(["runs", "rename", "fir", "third"]) == 2
+    assert main(["runs", "rename", "first", "second"]) == 2
+    assert main(["runs", "rename", "first", "../third"]) == 2
+    assert main(["runs", "rename", "first", "third"]) == 0
+    assert main(["runs", "rm", "sec"]) == 2
+    assert main(["runs", "rm", "second"]) == 0
+    assert (names(), RunFolder.open(default_root() / "third").manifest().command) == (["third"], ("python", "train.py"))
 
 
 def test_remove_takes_the_folder_too(capsys: pytest.CaptureFixture[str]) -> None:

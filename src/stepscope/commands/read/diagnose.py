@@ -72,7 +72,11 @@ DEVICE_WINDOW: Final = "device"
 
 def prepare_parser(parser: CommandParser) -> None:
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="a trace file, a folder of them, a run's name, or - for standard input"
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        default=["latest"],
+        help="a trace file, a folder of them, a run's name, or - for standard input (default: the latest run)",
     )
     reports = parser.add_argument_group("reports, besides the text on the terminal (- writes it there instead)")
     reports.add_argument("--json", metavar="FILE", type=file_to_write, help="for programs")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.options import Command, CommandParser, suggestion
 from stepscope.commands.shared.reading import place_of, redacted
 from stepscope.errors import UsageError
-from stepscope.report.format import printable
+from stepscope.report.format import printable, size
 
 if TYPE_CHECKING:
     from stepscope.record.manifest import RunManifest
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.record.runs import RunIndex, RunRecord
     from stepscope.trace.telemetry import Telemetry
 
-_ACTIONS: Final = ("list", "show", "open", "remove", "add")
+_ACTIONS: Final = ("list", "show", "open", "rename", "remove", "rm", "add", "names")
 
 
 def _prepare_runs_parser(parser: CommandParser) -> None:
@@ -39,15 +41,25 @@ def _run_runs(arguments: argparse.Namespace) -> int:
             raise UsageError(f"stepscope runs list takes no name; stepscope runs show {arguments.names[0]} shows one")
         _list(index)
         return 0
+    if arguments.action == "names":  # for the shell's completion
+        output.print_text("".join(f"{printable(each.name)}\n" for each in index.all() if not each.is_gone))
+        return 0
     if not arguments.names:
         raise UsageError(f"name a run: stepscope runs {arguments.action} NAME")
     if arguments.action == "add":
         for name in arguments.names:
             _add(index, Path(name).absolute())
         return 0
-    for record in [_record(index, name) for name in arguments.names]:
+    if arguments.action == "rename":
+        if len(arguments.names) != 2:
+            raise UsageError("give a run's name and the new one: stepscope runs rename NAME NEW")
+        old, new = arguments.names
+        output.print_text(f"{old} is now {index.rename(_record(index, old), new).name}.\n")
+        return 0
+    removes = arguments.action in ("remove", "rm")
+    for record in [_record(index, name, exactly=removes) for name in arguments.names]:
         match arguments.action:
-            case "remove":
+            case "remove" | "rm":
                 index.remove(record)
                 output.print_text(f"Removed {printable(record.name)}.\n")
             case "show":
@@ -57,12 +69,12 @@ def _run_runs(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _record(index: RunIndex, name: str) -> RunRecord:
+def _record(index: RunIndex, name: str, *, exactly: bool = True) -> RunRecord:
     from stepscope.record.run_folder import RunFolder, is_run_folder
 
     if is_run_folder(name):
         return index.add(RunFolder.open(name))
-    record = index.find(name)
+    record = index.find(name) if exactly else index.meant(name)
     if record is None:
         known = [each.name for each in index.all()]
         raise UsageError(f"there is no run {name!r}{suggestion(name, known) or '; stepscope runs lists them'}")
@@ -91,12 +103,23 @@ def _list(index: RunIndex) -> None:
     if not records:
         output.print_text("There are no runs yet; stepscope run train.py records one.\n")
         return
-    columns = ("name", "started", "state", "traces", "command")
+    columns = ("name", "started", "state", "traces", "size", "command")
+    bytes_of = [_bytes_in(each.path) for each in records]
     rows = [
-        (each.name, output.local_minute(each.started_unix_s), _state(each), each.traces, each.command)
-        for each in records
+        (each.name, output.local_minute(each.started_unix_s), _state(each), each.traces, size(kept), each.command)
+        for each, kept in zip(records, bytes_of, strict=True)
     ]
     output.print_table(pl.DataFrame(rows, schema=columns, orient="row"))
+    output.print_text(f"{output.counted(len(records), 'run')}, {size(sum(bytes_of))}\n")
+
+
+def _bytes_in(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):  # a run that records renames its files
+                total += os.lstat(os.path.join(place, name)).st_size
+    return total
 
 
 def _state(record: RunRecord) -> str:

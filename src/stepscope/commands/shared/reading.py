@@ -344,8 +344,10 @@ def trace_paths(path: str | Path) -> list[Path]:
     if folder is None:
         inside = _inside_run(path)
         if inside is None and str(path) != "-" and not os.path.exists(path) and not Path(path).suffix:
-            raise UsageError(f"there is no file, folder or run {str(path)!r}; stepscope runs lists the runs")
+            raise UsageError(_no_such_run(str(path)))
         return trace_files(inside or path)
+    if not os.path.exists(path) and str(path) != folder.name:
+        say(f"{path} is the run {folder.name}")
     found = folder.latest_traces()
     if not found:
         raise UsageError(f"the run {folder.name} has no trace; stepscope runs show {folder.name} shows more")
@@ -353,6 +355,12 @@ def trace_paths(path: str | Path) -> list[Path]:
     if earlier:
         say(f"this run also has earlier traces: {', '.join(earlier)}")
     return found
+
+
+def _no_such_run(name: str) -> str:
+    if name == "latest":
+        return "nothing was recorded yet: stepscope run train.py records a run, or name a trace file"
+    return f"there is no file, folder or run {name!r}; stepscope runs lists the runs"
 
 
 def place_of(path: str | Path) -> Path:

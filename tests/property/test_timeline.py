@@ -1,0 +1,147 @@
+"""A window of the timeline tells each slice or, of those narrower than a pixel, the exact time they cover in it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import polars as pl
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analysis.step_view import StepView
+from stepscope.trace import Trace
+from stepscope.view import timeline
+from stepscope.view.timeline import Row, TimelineIndex, pixel_edges
+
+Slice = tuple[int, int]
+
+
+@st.composite
+def rows(draw: st.DrawFn, scale: int = 20) -> list[Slice]:
+    """Disjoint slices in order, with different starts."""
+    pieces = draw(st.lists(st.tuples(st.integers(0, scale), st.integers(0, scale)), max_size=60))
+    result: list[Slice] = []
+    now = 0
+    for gap, length in pieces:
+        now += gap + (1 if result and result[-1][1] == 0 and gap == 0 else 0)
+        result.append((now, length))
+        now += length
+    return result
+
+
+windows = st.tuples(st.integers(-30, 400), st.integers(1, 900), st.integers(1, 60))
+
+
+def covered(slices: list[Slice], start: int, end: int) -> int:
+    return sum(max(min(begin + length, end) - max(begin, start), 0) for begin, length in slices)
+
+
+def row_of(slices: list[Slice]) -> Row:
+    return Row.of(*(np.array([each[part] for each in slices], np.int64) for part in (0, 1)))
+
+
+@given(rows(), windows)
+def test_wide_slices_stand_alone_and_pixels_hold_the_time_of_the_others(
+    slices: list[Slice], window: tuple[int, int, int]
+) -> None:
+    # Given
+    start, length, width = window
+    edges = pixel_edges(start, start + length, width)
+    pixel = max(max(np.diff(edges).tolist()), 1)
+
+    # When
+    rows, busy = row_of(slices).detail(edges)
+
+    # Then
+    alone = [
+        number
+        for number, (begin, size) in enumerate(slices)
+        if size >= pixel and begin < start + length and begin + size > start
+    ]
+    assert rows.tolist() == alone
+    others = [each for number, each in enumerate(slices) if number not in alone]
+    expected = [covered(others, *pair) for pair in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
+    assert (busy.tolist() or [0] * width) == expected
+
+
+@given(rows(), windows)
+def test_a_whole_window_has_every_slice_that_touches_it(slices: list[Slice], window: tuple[int, int, int]) -> None:
+    start, length, width = window
+    end = start + length
+    shown = row_of(slices).whole(pixel_edges(start, end, width)).rows.tolist()
+    assert shown == [
+        number
+        for number, (begin, size) in enumerate(slices)
+        if begin < end and (begin + size > start or begin == start)
+    ]
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> Trace:
+    """Operators and launches on two threads, in any order and overlap, and work on a queue."""
+    slices = st.tuples(st.integers(0, 200), st.integers(0, 60), st.sampled_from("abc"), st.integers(0, 1))
+    lanes = pl.DataFrame(
+        {"lane": [0, 1, 2], "kind": ["host_thread", "host_thread", "queue"], "device": [None, None, "0"]}
+    )
+    tables: dict[str, pl.DataFrame] = {"lanes": lanes}
+    for table in ("operators", "launches", "device_work"):
+        found = sorted(draw(st.lists(slices, max_size=30)))
+        columns: dict[str, Any] = {
+            "start_ns": [each[0] for each in found],
+            "duration_ns": [each[1] for each in found],
+            "name": [each[2] for each in found],
+            "lane": [2 if table == "device_work" else each[3] for each in found],
+        }
+        if table != "operators":
+            kind = "compute" if table == "device_work" else "launch"
+            columns |= {"kind": [kind] * len(found), "device": ["0"] * len(found)}
+        tables[table] = pl.DataFrame(columns).drop("device" if table == "launches" else [])
+    return Trace.from_tables(tables)
+
+
+@given(traces(), windows, st.booleans())
+def test_a_document_adds_up_to_the_slices(trace: Trace, window: tuple[int, int, int], whole: bool) -> None:
+    # Given
+    start, length, width = window
+    index = TimelineIndex(StepView(trace))
+    most = timeline.MOST_SLICES
+    timeline.MOST_SLICES = most if whole else -1  # type: ignore[misc]
+
+    # When
+    try:
+        document = index.window(start, start + length, width)
+    finally:
+        timeline.MOST_SLICES = most  # type: ignore[misc]
+
+    # Then
+    shown = 0
+    for row in (row for lane in document["lanes"] for row in lane["rows"]):
+        pieces = list(zip(row["start"], row["duration"], strict=True))
+        assert all(one[0] + one[1] <= other[0] for one, other in pairwise(pieces))
+        shown += covered(pieces, start, start + length) + sum(row["busy"])
+    slices = [
+        pair
+        for table in ("operators", "launches", "device_work")
+        for pair in trace.table(table).select("start_ns", "duration_ns").iter_rows()
+    ]
+    assert shown == covered(slices, start, start + length)
+    assert document["whole"] is whole or not slices
+
+
+@given(traces(), windows)
+def test_gaps_and_work_fill_the_time_of_the_device(trace: Trace, window: tuple[int, int, int]) -> None:
+    start, length, width = window
+    document = TimelineIndex(StepView(trace)).window(start, start + length, width)
+    work = list(trace.device_work.select("start_ns", "duration_ns").iter_rows())
+    if not work:
+        return
+    first, last = min(each[0] for each in work), max(each[0] + each[1] for each in work)
+    for gaps in document["gaps"]:
+        idle = list(zip(gaps["start"], gaps["duration"], strict=True))
+        within = covered(idle, start, start + length) + sum(map(sum, gaps["busy"].values()))
+        busy = sum(
+            any(a <= now < a + b for a, b in work) for now in range(max(first, start), min(last, start + length))
+        )
+        assert within + busy == max(min(last, start + length) - max(first, start), 0)
