@@ -1,5 +1,5 @@
 import { describe, expect, it } from "vitest";
-import { apportion, cell, count, duration, moment, share, short, size } from "./format";
+import { apportion, cell, count, duration, moment, share, sentence, short, size } from "./format";
 
 describe("numbers are those of the terminal", () => {
   it.each([
@@ -34,4 +34,10 @@ it("parts add up exactly to the whole", () => {
   }
   expect(apportion([], 5)).toEqual([]);
   expect(apportion([0, 0], 5)).toEqual([0, 0]);
+});
+
+it("a sentence begins with a capital letter, a name stays as it is", () => {
+  expect(sentence("for 34% of the step")).toBe("For 34% of the step");
+  expect(sentence("aten::mm runs")).toBe("aten::mm runs");
+  expect(sentence("")).toBe("");
 });

@@ -54,6 +54,9 @@ export function short(text: string, length = 300): string {
   return `${text.slice(0, half)}…${text.slice(-half)}`;
 }
 
+/** A text as a sentence begins, unless it begins with a name such as aten::mm. */
+export const sentence = (text: string) => (/^[a-z]+[ ,.]/.test(text) ? text[0]!.toUpperCase() + text.slice(1) : text);
+
 /** Integers in proportion to `parts` that add up exactly to `whole` (an integer): those with the largest rests are rounded up. */
 export function apportion(parts: readonly number[], whole: number): number[] {
   const sum = parts.reduce((a, b) => a + b, 0);

@@ -5,71 +5,75 @@ Heavy modules are imported only when a command runs, so that help, completion an
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
-from stepscope.commands import machine
+from stepscope.commands import installation, machine
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
 from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
-from stepscope.commands.shared.output import cleaned_by, discard_standard_output, refuse_mixed_reports, say
+from stepscope.commands.shared.output import (
+    cleaned_by,
+    discard_standard_output,
+    print_text,
+    refuse_mixed_reports,
+    say,
+    width,
+)
 from stepscope.commands.shared.reading import redacted_sentence
 from stepscope.errors import StepscopeError
 from stepscope.threads import ENDING, handled, leave
 
-__all__ = ["COMMANDS", "OWN_ERROR", "main"]
+__all__ = ["COMMANDS", "OWN_ERROR", "main", "parsers"]
 
 OWN_ERROR: Final = 70
 """Exit code of a bug in stepscope: EX_SOFTWARE of sysexits.h."""
 _ENVIRONMENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 """Operating system errors that are neither a bug in stepscope nor a mistake in the command."""
 
-COMMANDS: Final[tuple[Command, ...]] = (
-    run.COMMAND,
-    bench.COMMAND,
-    search.TUNE,
-    search.SWEEP,
-    diagnose.COMMAND,
-    whatif.COMMAND,
-    predict.PREDICT,
-    compare.COMPARE,
-    predict.PLAN,
-    devices.PRICES,
-    runs.RUNS,
-    compare.HISTORY,
-    attach.ATTACH,
-    attach.SESSION,
-    tables.STEPS,
-    tables.IDLE,
-    tables.OPERATORS,
-    tables.INPUT,
-    tables.KERNELS,
-    tables.ROOFLINE,
-    costs.LINES,
-    costs.MODULES,
-    costs.MEMORY,
-    bench.BATCH_SIZE,
-    bench.DATA_PARALLEL,
-    export.QUERY,
-    export.EXPORT,
-    runs.TELEMETRY,
-    costs.ENERGY,
-    machine.ENVIRONMENT,
-    devices.DEVICES,
-    diagnose.RULES,
-    diagnose.EXPLAIN,
-    machine.CACHE,
+GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
+    ("record a program", (run.COMMAND, attach.ATTACH, attach.SESSION, runs.RUNS, runs.TELEMETRY)),
+    (
+        "read a trace",
+        (
+            diagnose.COMMAND,
+            whatif.COMMAND,
+            compare.COMPARE,
+            compare.HISTORY,
+            tables.STEPS,
+            tables.IDLE,
+            tables.OPERATORS,
+            tables.INPUT,
+            tables.KERNELS,
+            tables.ROOFLINE,
+            costs.LINES,
+            costs.MODULES,
+            costs.MEMORY,
+            costs.ENERGY,
+            export.QUERY,
+            export.EXPORT,
+            diagnose.RULES,
+            diagnose.EXPLAIN,
+        ),
+    ),
+    ("make it faster", (bench.COMMAND, search.TUNE, search.SWEEP, bench.BATCH_SIZE, bench.DATA_PARALLEL)),
+    ("plan on other hardware", (predict.PREDICT, predict.PLAN, devices.PRICES, devices.DEVICES)),
+    ("this machine", (installation.DOCTOR, machine.ENVIRONMENT, machine.CACHE, installation.COMPLETION)),
 )
-"""Every command, in the order of the help."""
+"""Every command by what it is for, in the order of the help."""
+COMMANDS: Final = tuple(command for _, commands in GROUPS for command in commands)
+_FIRST: Final = (run.COMMAND, diagnose.COMMAND, compare.COMPARE, search.TUNE, predict.PREDICT)
 
 _DESCRIPTION: Final = """\
 Explains why deep-learning training and inference steps are slow: what the accelerator waits for, which line of your
@@ -199,10 +203,10 @@ def _run(argv: list[str]) -> int:
 
 
 def _parsed_and_run(argv: list[str]) -> int:
-    parser, commands = _parsers(argv[0] if argv else "")
     if not argv:
-        parser.print_help()
+        print_text(_first_words())
         return 0
+    parser, commands = parsers(argv[0])
     if not argv[0].startswith("-") and argv[0] not in commands:
         raise unknown_command(argv[0], list(commands))
     command = commands.get(argv[0], parser)
@@ -221,13 +225,41 @@ def _parsed_and_run(argv: list[str]) -> int:
         return int(arguments.run(arguments))
 
 
-def _parsers(wanted: str = "") -> tuple[CommandParser, dict[str, CommandParser]]:
+def _first_words() -> str:
+    lines = [f"  {each.name:<10} {each.help}" for each in _FIRST]
+    wrapped = [line for text in lines for line in textwrap.wrap(text, width(), subsequent_indent=" " * 13)]
+    return (
+        "\n".join(textwrap.wrap(" ".join(_DESCRIPTION.split()), width()))
+        + "\n\n"
+        + "\n".join(wrapped)
+        + f"""
+
+  stepscope run train.py --its --flags       record a few steps of a program, and say why they are slow
+  stepscope diagnose trace.json              the same of a trace that a profiler wrote
+
+stepscope --help lists all {len(COMMANDS)} commands, stepscope doctor says whether everything works here.
+"""
+    )
+
+
+def _all_commands() -> str:
+    """The list of commands by group, for the help."""
+    lines = []
+    for title, commands in GROUPS:
+        lines += ["", f"{title}:"]
+        for command in commands:
+            lines += textwrap.wrap(f"  {command.name:<13} {command.help}", width(), subsequent_indent=" " * 16)
+    return "\n".join(lines)
+
+
+def parsers(wanted: str = "") -> tuple[CommandParser, dict[str, CommandParser]]:
     """The main parser, and the commands' parsers by name: only the wanted one, if there is such a command."""
     from stepscope import __version__
 
-    parser = CommandParser(prog="stepscope", description=_DESCRIPTION, epilog=_EXAMPLES)
+    description = f"{_DESCRIPTION}\n{_all_commands()}"
+    parser = CommandParser(prog="stepscope", usage="stepscope COMMAND ...", description=description, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
-    choices = parser.add_subparsers(title="commands", metavar="COMMAND")
+    choices = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="stepscope")
     commands = {}
     for command in [each for each in COMMANDS if each.name == wanted] or COMMANDS:
         added = choices.add_parser(command.name, help=command.help, description=command.help, epilog=command.examples)

@@ -362,7 +362,7 @@ def _prepare_environment_parser(parser: CommandParser) -> None:
 def _run_environment(arguments: argparse.Namespace) -> int:
     from stepscope.machine.environment import inspect_environment, observations_json
 
-    observations = inspect_environment(_machine(arguments.pid), [_scanner()])
+    observations = inspect_environment(_machine(arguments.pid), [scanner()])
     if arguments.format == "json":
         from stepscope.report.document import json_bytes, stamped
 
@@ -373,7 +373,7 @@ def _run_environment(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _scanner() -> Observation:
+def scanner() -> Observation:
     """Whether stepscope reads traces as fast as it can."""
     from stepscope.machine.observed import Check
     from stepscope.readers.kineto.scanned import is_built
@@ -389,15 +389,19 @@ def _scanner() -> Observation:
     )
 
 
-def text_lines(observations: Sequence[Observation], width: int) -> Iterator[str]:
-    """The report for a terminal: what to change first, then what is fine and what is unknown."""
+def text_lines(observations: Sequence[Observation], width: int, result: str = "") -> Iterator[str]:
+    """The report for a terminal: what to change first, then what is fine and what is unknown.
+
+    Args:
+        result: what the problems come to; by default, that timings are slow or noisy.
+    """
     by_verdict = {
         verdict: [observation for observation in observations if observation.verdict == verdict]
         for verdict in ("problem", "note", "fine", "unknown")
     }
     problems, notes = len(by_verdict["problem"]), len(by_verdict["note"])
     yield (
-        f"{_things(problems)} timings slow or noisy here; {notes} more worth knowing, "
+        f"{result or f'{_things(problems)} timings slow or noisy here'}; {notes} more worth knowing, "
         f"{len(by_verdict['fine'])} fine, {len(by_verdict['unknown'])} unknown."
     )
     for position, observation in enumerate([*by_verdict["problem"], *by_verdict["note"]], start=1):

@@ -98,13 +98,21 @@ def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[s
 
 
 class TestFrame:
-    def test_alone_it_prints_help_that_teaches(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main([]) == 0
+    def test_help_lists_every_command_and_teaches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--help"]) == 0
         help_text = capsys.readouterr().out
-        for command in COMMANDS:
-            assert command.name in help_text
+        listed = [line.split()[0] for line in help_text.splitlines() if re.match(r"  [a-z][\w-]+ +[A-Z]", line)]
+        assert listed == [command.name for command in COMMANDS]
         assert "stepscope diagnose trace.json" in help_text
         assert "stepscope run train.py" in help_text
+
+    def test_alone_it_prints_a_screen_with_what_matters(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) < 24
+        words = " ".join(lines)
+        for wanted in ("run", "diagnose", "compare", "tune", "predict", "doctor", "--help"):
+            assert f"{wanted} " in words
 
     @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
     def test_every_command_has_help_with_examples(self, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +135,7 @@ class TestFrame:
             (["--verison"], "there is no option --verison; did you mean --version?"),
             (["cache", "list", "1", "2"], "'2' is one argument too many"),
             (["cache", "lst"], "did you mean list?"),
-            (["diagnose"], "the following arguments are required: PATH"),
+            (["lines"], "the following arguments are required: TRACE"),
             (["kernels", "x", "--format", "jsn"], "did you mean json?"),
             (["kernels", "x", "--top", "many"], "'many' is not a whole number"),
             (["diagnose", "x", "--fail-on", "10"], "'10' is not a share of a step: write 10% or 0.1"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from stepscope.record.runs import RunIndex, RunRecord
     from stepscope.trace.telemetry import Telemetry
 
-_ACTIONS: Final = ("list", "show", "open", "rename", "remove", "rm", "add")
+_ACTIONS: Final = ("list", "show", "open", "rename", "remove", "rm", "add", "names")
 
 
 def _prepare_runs_parser(parser: CommandParser) -> None:
@@ -40,6 +40,9 @@ def _run_runs(arguments: argparse.Namespace) -> int:
         if arguments.names:
             raise UsageError(f"stepscope runs list takes no name; stepscope runs show {arguments.names[0]} shows one")
         _list(index)
+        return 0
+    if arguments.action == "names":  # for the shell's completion
+        output.print_text("".join(f"{printable(each.name)}\n" for each in index.all() if not each.is_gone))
         return 0
     if not arguments.names:
         raise UsageError(f"name a run: stepscope runs {arguments.action} NAME")
