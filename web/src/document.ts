@@ -9,15 +9,38 @@ export interface Loaded<Value> {
   error?: string;
 }
 
-export function useDocument<Name extends string & keyof Documents>(name: Name, parameters: Parameters = {}): Loaded<Documents[Name]> {
-  const [loaded, set] = useState<Loaded<Documents[Name]>>({});
+const KEPT = 24;
+const kept = new Map<string, Loaded<unknown>>();
+
+/** What was loaded once is there at once; `isKept` is false for what is large or changes. */
+export function useDocument<Name extends string & keyof Documents>(
+  name: Name,
+  parameters: Parameters = {},
+  isKept = name !== "timeline",
+): Loaded<Documents[Name]> {
+  const key = `${name}?${JSON.stringify(parameters)}`;
+  const [loaded, set] = useState<{ key: string; state: Loaded<unknown> }>({ key, state: kept.get(key) ?? {} });
   useEffect(() => {
+    if (kept.has(key)) return set({ key, state: kept.get(key)! });
     const abort = new AbortController();
+    const finish = (state: Loaded<unknown>) => {
+      if (abort.signal.aborted) return;
+      if (isKept && state.value !== undefined) keep(key, state);
+      set({ key, state });
+    };
     fetchDocument(name, parameters, abort.signal).then(
-      (value) => abort.signal.aborted || set({ value }),
-      (error: unknown) => abort.signal.aborted || set({ error: error instanceof Error ? error.message : String(error) }),
+      (value) => finish({ value }),
+      (error: unknown) => finish({ error: error instanceof Error ? error.message : String(error) }),
     );
     return () => abort.abort();
-  }, [name, JSON.stringify(parameters)]);
-  return loaded;
+  }, [key]);
+  return (loaded.key === key ? loaded.state : (kept.get(key) ?? {})) as Loaded<Documents[Name]>;
+}
+
+function keep(key: string, state: Loaded<unknown>): void {
+  kept.set(key, state);
+  for (const oldest of kept.keys()) {
+    if (kept.size <= KEPT) return;
+    kept.delete(oldest);
+  }
 }

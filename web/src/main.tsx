@@ -1,31 +1,46 @@
 import { render } from "preact";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { useDocument } from "./document";
-import { show, view } from "./state";
+import { Failed, Loading } from "./parts/controls";
+import { Navigation, Shortcuts, Top, useKeys } from "./parts/shell";
+import { startTooltip } from "./parts/tooltip";
+import type { Session } from "./schema";
+import { view } from "./state";
 import "./style.css";
 import { VIEWS } from "./views";
 
 function Page() {
   const session = useDocument("session");
-  if (session.error) return <p class="error">{session.error}</p>;
-  if (!session.value) return <p>Reading…</p>;
-  const have = session.value.documents;
-  const views = VIEWS.filter((each) => each.needs.every((name) => have.includes(name)));
+  if (session.error !== undefined) {
+    return (
+      <main id="main">
+        <Failed>{session.error}</Failed>
+      </main>
+    );
+  }
+  return session.value ? <Views session={session.value} /> : <Loading height={400} />;
+}
+
+function Views({ session }: { session: Session }) {
+  const [isHelping, help] = useState(false);
+  const views = useMemo(() => VIEWS.filter((each) => each.needs.every((name) => session.documents.includes(name))), [session]);
   const shown = views.find((each) => each.name === view.value) ?? views[0];
+  useKeys(views, () => help(true));
+  useEffect(() => {
+    document.title = `${shown?.title ?? ""} · ${session.title} · stepscope`;
+    scrollTo(0, 0);
+  }, [shown, session]);
   return (
     <>
-      <header>
-        <h1>{session.value.title}</h1>
-        <nav>
-          {views.map((each) => (
-            <button type="button" aria-current={each === shown ? "page" : undefined} onClick={() => show(each.name)}>
-              {each.title}
-            </button>
-          ))}
-        </nav>
-      </header>
-      <main>{shown && <shown.Component />}</main>
+      <Top title={session.title} onHelp={() => help(true)} />
+      <Navigation views={views} shown={shown} />
+      <main id="main" tabIndex={-1}>
+        {shown && <shown.Component key={shown.name} />}
+      </main>
+      <Shortcuts views={views} open={isHelping} onClose={() => help(false)} />
     </>
   );
 }
 
+startTooltip();
 render(<Page />, document.getElementById("page")!);

@@ -75,15 +75,29 @@ export interface Gap {
 export interface Finding {
   rule: string;
   title: string;
-  severity: string;
-  saving_ns_per_step: number | null;
-  saving_share: number | null;
-  saving_basis: string | null;
-  saving_from: string | null;
-  confidence: string;
-  evidence: { figures: unknown[]; intervals: unknown[] };
+  severity: "high" | "medium" | "low" | "note";
+  saving_ns_per_step: number;
+  saving_share: number;
+  saving_basis: string;
+  saving_from: "replayed" | "attributed";
+  confidence: "high" | "medium" | "low";
+  ends_run_in_ns: number | null;
+  evidence: { figures: Figure[]; intervals: Interval[] };
   where: Place[];
-  remedy: { text: string; code: string; apply: unknown[]; diff: string };
+  remedy: { text: string; code: string; apply: string[]; diff: string };
+}
+
+export interface Figure {
+  name: string;
+  value: number;
+  unit: string; // "ns", "bytes", "share", "count" or ""
+  threshold: number | null;
+}
+
+export interface Interval {
+  start_ns: number;
+  duration_ns: number;
+  what: string;
 }
 
 export interface Place {
@@ -92,18 +106,124 @@ export interface Place {
   function: string;
   share: number;
   exact_line: boolean;
+  call_path: string[];
+  inside: string[];
+}
+
+export interface CauseTime {
+  cause: string;
+  trigger?: string | null;
+  ns: number;
+  share: number;
+}
+
+export interface Accounting {
+  device: string;
+  window: "steps" | "recording";
+  window_ns: number;
+  busy_ns: number;
+  backlog_ns: number;
+  idle: CauseTime[]; // with busy_ns they add up to window_ns
+}
+
+export interface Step {
+  index: number;
+  start_ns: number;
+  duration_ns: number;
+  complete: boolean;
+}
+
+export interface NotAnswered {
+  question: string;
+  why: string;
+  how: string;
+  rule: string;
+  rules: string[];
 }
 
 export interface Diagnosis {
-  trace: { path: string; format: string; events: number; warnings: unknown[] };
-  steps: { source: string; step_ns: number | null; count: number; list: unknown[] };
-  accounting: { device: string; window_ns: number; busy_ns: number; idle: { cause: string; ns: number }[] }[];
+  trace: {
+    path: string;
+    format: string;
+    events: number;
+    rank: number | null;
+    world_size: number | null;
+    host: string | null;
+    warnings: { kind: string; count: number; detail: string }[];
+  };
+  devices: { device: string; name: string; window_ns: number; busy_ns: number; idle_ns: number }[];
+  steps: {
+    source: "annotation" | "inferred" | "none";
+    step_ns: number;
+    count: number;
+    set_apart: { index: number; duration_ns: number; [more: string]: unknown }[];
+    list: Step[];
+  };
+  accounting: Accounting[];
+  host: CauseTime[]; // of the launching thread
+  once: { what: string; name: string; ns: number; count: number; where: Place[] }[];
+  operators: TableRow[];
+  kernels: TableRow[];
   findings: Finding[];
+  findings_hidden: number;
+  together: { count: number; saving_ns_per_step: number; share: number; sum_share: number } | null;
+  afterwards: { rule: string; title: string; saving_ns_per_step: number; saving_share: number }[];
+  lines: { file: string; line: number; function: string; share: number; backward_share: number; runs: number | null; faster_share: number }[];
+  not_answered: NotAnswered[];
+}
+
+/** A row of a table as `--format json` writes it. */
+export type TableRow = Record<string, string | number | boolean | null>;
+
+export interface Lines {
+  basis: "device" | "host";
+  steps: number;
+  total_ns: number;
+  lines: LineCost[];
+}
+
+export interface LineCost {
+  file: string | null;
+  line: number | null;
+  function: string | null;
+  exact_line: boolean | null;
+  forward_ns: number;
+  backward_ns: number;
+  optimizer_ns: number;
+  input_ns: number;
+  other_ns: number;
+  total_ns: number;
+  host_ns: number;
+  idle_ns: number | null;
+  calls: number;
+  bytes_allocated: number;
+  share: number;
+}
+
+/** What ran together, so that choosing one filters the others. Columns refer to names by number, -1 for none. */
+export interface Links {
+  names: string[]; // lines are "file:line"
+  work: { line: number[]; module: number[]; operator: number[]; kernel: number[]; ns: number[] }; // device time, or operators' own without a device
+  idle: { cause: number[]; line: number[]; ns: number[] };
+  steps: { step: number[]; cause: number[]; ns: number[] }; // each step's time on the busiest device, "busy" or by cause; the host's without one
+}
+
+/** A file of the user's code; `note` says if it may have changed since. */
+export interface Source {
+  file: string;
+  text: string;
+  note: string;
 }
 
 export interface Documents {
   session: Session;
   diagnosis: Diagnosis;
+  steps: TableRow[];
+  idle: TableRow[];
+  operators: TableRow[];
+  kernels: TableRow[];
+  lines: Lines;
+  links: Links;
   timeline: Timeline;
   [name: string]: unknown;
 }

@@ -27,6 +27,11 @@ export const range = computed<Range | null>(() => {
 /** A parameter of one view, such as "sort" or "device". */
 export const parameter = (name: string) => address.value.get(name);
 
+/** The address with these changes, for links. */
+export function href(changes: Record<string, string | null>): string {
+  return `#${changed(changes)}`;
+}
+
 export const show = (name: string) => change({ view: name });
 export const choose = (chosen: Selection | null) => change({ choose: chosen && `${chosen.kind}:${chosen.value}` });
 export const look = (at: Range | null, replace = false) =>
@@ -34,11 +39,16 @@ export const look = (at: Range | null, replace = false) =>
 
 /** Change the address; null removes. `replace` leaves no entry in the history, for what changes at each frame. */
 export function change(changes: Record<string, string | null>, replace = false): void {
-  const next = new URLSearchParams(address.value);
-  for (const [name, value] of Object.entries(changes)) value === null ? next.delete(name) : next.set(name, value);
+  const next = changed(changes);
   if (next.toString() === address.value.toString()) return;
   history[replace ? "replaceState" : "pushState"](null, "", `#${next}`);
   address.value = next;
+}
+
+function changed(changes: Record<string, string | null>): URLSearchParams {
+  const next = new URLSearchParams(address.value);
+  for (const [name, value] of Object.entries(changes)) value === null ? next.delete(name) : next.set(name, value);
+  return next;
 }
 
 globalThis.addEventListener?.("popstate", () => {

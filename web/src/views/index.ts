@@ -1,13 +1,30 @@
 /** Views in the order of their tabs. A view is shown if the session has the documents it needs. */
 
 import type { ComponentType } from "preact";
+import { Findings } from "./findings";
+import { Idle } from "./idle";
+import { Kernels } from "./kernels";
+import { Lines } from "./lines";
+import { Operators } from "./operators";
 import { Overview } from "./overview";
+import { Steps } from "./steps";
+import { TimelineView } from "./timeline";
 
 export interface View {
   name: string; // in the address
   title: string;
   needs: string[]; // documents
+  key: string; // pressed after g, it opens the view
   Component: ComponentType;
 }
 
-export const VIEWS: View[] = [{ name: "overview", title: "Overview", needs: ["diagnosis"], Component: Overview }];
+export const VIEWS: View[] = [
+  { name: "overview", title: "Overview", needs: ["diagnosis"], key: "o", Component: Overview },
+  { name: "timeline", title: "Timeline", needs: ["timeline"], key: "t", Component: TimelineView },
+  { name: "findings", title: "Findings", needs: ["diagnosis"], key: "f", Component: Findings },
+  { name: "steps", title: "Steps", needs: ["diagnosis"], key: "s", Component: Steps },
+  { name: "idle", title: "Idle", needs: ["diagnosis", "idle"], key: "i", Component: Idle },
+  { name: "operators", title: "Operators", needs: ["operators"], key: "a", Component: Operators },
+  { name: "kernels", title: "Kernels", needs: ["kernels"], key: "k", Component: Kernels },
+  { name: "lines", title: "Lines", needs: ["lines"], key: "l", Component: Lines },
+];

@@ -1,14 +1,99 @@
+import { useState } from "preact/hooks";
+import { LineLink, remedyTabs, Saving, CONFIDENCE, showFinding } from "../parts/finding";
+import { Shown, Tabs } from "../parts/controls";
+import { StepBar } from "../parts/step-bar";
 import { useDocument } from "../document";
+import { sentence, short } from "../format";
+import { useRelated } from "../related";
+import type { Diagnosis, Finding, Session } from "../schema";
+import { findingValues, isRelated } from "../selection";
+import { choose, selection } from "../state";
+import { AllFindings, Doubts } from "./findings";
+import "./findings.css";
+
+const FIRST = 3;
 
 export function Overview() {
+  const session = useDocument("session");
   const diagnosis = useDocument("diagnosis");
-  if (diagnosis.error) return <p class="error">{diagnosis.error}</p>;
-  if (!diagnosis.value) return <p>Reading…</p>;
   return (
-    <ol>
-      {diagnosis.value.findings.map((finding) => (
-        <li>{finding.title}</li>
-      ))}
-    </ol>
+    <>
+      <p class="headline">{session.value?.headline}</p>
+      <Shown of={diagnosis} height={640}>
+        {(value) => <First diagnosis={value} session={session.value} />}
+      </Shown>
+    </>
+  );
+}
+
+function First({ diagnosis, session }: { diagnosis: Diagnosis; session?: Session }) {
+  const related = useRelated();
+  const values = findingValues(diagnosis.findings);
+  return (
+    <>
+      <StepBar diagnosis={diagnosis} session={session} related={related} />
+      <div class="timeline-place" />
+      <Cards findings={diagnosis.findings.slice(0, FIRST)} values={values} isShown={(value) => isRelated(related, "finding", value)} />
+      <Doubts diagnosis={diagnosis} />
+      <AllFindings diagnosis={diagnosis} related={related} />
+    </>
+  );
+}
+
+function Cards({ findings, values, isShown }: { findings: Finding[]; values: string[]; isShown: (value: string) => boolean }) {
+  const [open, setOpen] = useState<{ value: string; tab: string } | null>(null);
+  const opened = findings.find((_, place) => values[place] === open?.value);
+  return (
+    <section aria-label="First findings">
+      <div class="cards">
+        {findings.map((finding, place) => (
+          <Card finding={finding} value={values[place]!} isDim={!isShown(values[place]!)} open={open} onOpen={setOpen} />
+        ))}
+      </div>
+      {open && opened && (
+        <div class="opened" id="opened">
+          <Tabs label="How to change it" tabs={remedyTabs(opened)} shown={open.tab} onShow={(tab) => setOpen({ ...open, tab })} />
+        </div>
+      )}
+    </section>
+  );
+}
+
+type Open = { value: string; tab: string } | null;
+
+function Card({ finding, value, isDim, open, onOpen }: { finding: Finding; value: string; isDim: boolean; open: Open; onOpen: (open: Open) => void }) {
+  const chosen = selection.value;
+  const isChosen = chosen?.kind === "finding" && chosen.value === value;
+  const place = finding.where[0];
+  return (
+    <article class={`card ${finding.severity}${isDim ? " dim" : ""}`} data-chosen={isChosen}>
+      <div class="card-head">
+        <i class="severity" data-tip={`Severity: ${finding.severity}`} />
+        <Saving finding={finding} />
+        <span class="spring" />
+        <span class="muted small" data-tip={CONFIDENCE[finding.confidence]}>
+          confidence {finding.confidence}
+        </span>
+      </div>
+      <h3>
+        <button type="button" class="link" aria-pressed={isChosen} onClick={() => choose(isChosen ? null : { kind: "finding", value })} title={short(finding.title)}>
+          {sentence(short(finding.title))}
+        </button>
+      </h3>
+      <div class="card-place">{place ? <LineLink place={place} /> : <span class="muted small">no line of your code was recorded</span>}</div>
+      <div class="card-actions">
+        <button type="button" onClick={() => showFinding(value, finding)}>
+          Show
+        </button>
+        {remedyTabs(finding).map(({ name, title }) => {
+          const isOpen = open?.value === value && open.tab === name;
+          return (
+            <button type="button" aria-expanded={isOpen} aria-controls={isOpen ? "opened" : undefined} onClick={() => onOpen(isOpen ? null : { value, tab: name })}>
+              {title}
+            </button>
+          );
+        })}
+      </div>
+    </article>
   );
 }

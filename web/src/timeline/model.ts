@@ -1,0 +1,161 @@
+/** A window of the timeline made ready to draw, and where each of its rows is. */
+
+import type { Gap, Lane, Row, Timeline, Values } from "../schema";
+import type { Range } from "../state";
+import { Covered, firstTouching } from "./detail";
+
+export interface DrawnRow extends Row {
+  covered: Covered | null; // by slices that are not in it
+}
+
+export interface DrawnGap extends Gap {
+  covered: [string, Covered][]; // by cause
+}
+
+export interface Model {
+  document: Timeline;
+  lanes: { lane: Lane; rows: DrawnRow[] }[];
+  gaps: DrawnGap[];
+  range: Range;
+  pixel: number; // nanoseconds
+}
+
+export function modelOf(document: Timeline): Model {
+  const { start, end, width } = document;
+  const covered = (busy: number[]) => (busy.length ? new Covered(start, end, busy) : null);
+  return {
+    document,
+    lanes: document.lanes.map((lane) => ({ lane, rows: lane.rows.map((row) => ({ ...row, covered: covered(row.busy) })) })),
+    gaps: document.gaps.map((gap) => ({
+      ...gap,
+      covered: Object.entries(gap.busy).map(([cause, busy]) => [cause, new Covered(start, end, busy)]),
+    })),
+    range: { start, end },
+    pixel: (end - start) / width,
+  };
+}
+
+/** A strip of the drawing. */
+export type Track = { lane: string; top: number; height: number; depth: number } & (
+  | { kind: "row"; row: DrawnRow; of: Lane }
+  | { kind: "gaps"; gap: DrawnGap }
+  | { kind: "values"; values: Values; of: Lane }
+);
+
+/** A label beside the strips of a lane. */
+export interface Heading {
+  id: string;
+  label: string;
+  around: string[];
+  top: number;
+  height: number;
+  folds: boolean; // whether it has anything to fold
+  folded: boolean;
+  pinned: boolean;
+}
+
+export interface Layout {
+  tracks: Track[];
+  headings: Heading[];
+  height: number;
+}
+
+export interface Arrangement {
+  folded: ReadonlySet<string>;
+  opened: ReadonlySet<string>;
+  pinned: readonly string[];
+  compact: boolean;
+}
+
+export const ROW = 17;
+export const GAPS = 20;
+const VALUES = 40;
+const BETWEEN = 7;
+const LANES_OPEN = 12; // further lanes of a kind are folded until they are opened
+const ROWS_COMPACT = 5;
+
+export const gapLane = (device: string) => `gaps.${device}`;
+
+/** Place every lane: pinned ones first, each device's idle time before its queues, and that of the main thread after it. */
+export function layoutOf(model: Model, { folded, opened, pinned, compact }: Arrangement, shown: Range): Layout {
+  const tracks: Track[] = [];
+  const headings: Heading[] = [];
+  let top = 0;
+  const open = (id: string, usually: boolean) => (opened.has(id) ? true : folded.has(id) ? false : usually);
+
+  const heading = (id: string, label: string, height: number, folds: boolean, isOpen: boolean, around: string[] = []) => {
+    headings.push({ id, label, around, top, height, folds, folded: folds && !isOpen, pinned: pinned.includes(id) });
+    top += height + BETWEEN;
+  };
+  const addGap = (gap: DrawnGap) => {
+    tracks.push({ kind: "gaps", gap, lane: gapLane(gap.device), top, height: GAPS, depth: 0 });
+    heading(gapLane(gap.device), gap.device ? `device ${gap.device}: idle` : "main thread: by cause", GAPS, false, true);
+  };
+  const addLane = ({ lane, rows }: Model["lanes"][number], usually: boolean) => {
+    if (lane.values) {
+      const height = compact ? ROW : VALUES;
+      tracks.push({ kind: "values", values: lane.values, of: lane, lane: lane.id, top, height, depth: 0 });
+      return heading(lane.id, lane.label, height, false, true);
+    }
+    const isOpen = open(lane.id, usually);
+    let visible = rows.map((row, depth) => ({ row, depth }));
+    const around = [...(lane.around ?? [])];
+    if (compact) {
+      visible = visible.filter(({ row }) => touches(row, shown));
+      while (visible.length > 1 && only(visible[0]!.row, model, shown)) around.push(model.document.names[nameOf(visible.shift()!.row, shown)]!);
+      visible = visible.slice(0, ROWS_COMPACT);
+    }
+    if (!isOpen) visible = visible.slice(0, 1);
+    visible.forEach(({ row, depth }, at) => tracks.push({ kind: "row", row, of: lane, lane: lane.id, top: top + at * ROW, height: ROW, depth }));
+    heading(lane.id, lane.label, Math.max(visible.length, 1) * ROW, rows.length > 1, isOpen, around);
+  };
+
+  const lanes = compact ? model.lanes.filter((each) => isWorthIts(each, shown)) : model.lanes;
+  const done = new Set<string>();
+  const counts: Record<string, number> = {};
+  const draw = (each: Model["lanes"][number]) => {
+    if (done.has(each.lane.id)) return;
+    done.add(each.lane.id);
+    const number = (counts[each.lane.kind] = (counts[each.lane.kind] ?? 0) + 1);
+    addLane(each, compact ? true : number <= LANES_OPEN);
+  };
+  const drawGap = (gap: DrawnGap | undefined) => {
+    if (!gap || done.has(gapLane(gap.device))) return;
+    done.add(gapLane(gap.device));
+    addGap(gap);
+  };
+  for (const id of pinned) {
+    const each = lanes.find(({ lane }) => lane.id === id);
+    if (each) draw(each);
+    else drawGap(model.gaps.find((gap) => gapLane(gap.device) === id));
+  }
+  if (compact) model.gaps.forEach(drawGap);
+  for (const each of lanes) {
+    if (each.lane.kind === "queue") drawGap(model.gaps.find((gap) => gap.device === each.lane.device));
+    draw(each);
+    if (each.lane.kind === "host") drawGap(model.gaps.find((gap) => gap.device === ""));
+  }
+  model.gaps.forEach(drawGap);
+  return { tracks, headings, height: Math.max(top - BETWEEN, ROW) };
+}
+
+/** Whether anything of a row is in the window. */
+function touches(row: DrawnRow, { start, end }: Range): boolean {
+  const first = firstTouching(row, start);
+  if (first < row.start.length && row.start[first]! < end) return true;
+  return row.covered?.addTo(new Float64Array(1), [start, end]) ?? false;
+}
+
+/** Whether a row shows one Python frame that fills the window, which says nothing of what happens in it. */
+function only(row: DrawnRow, { document }: Model, { start, end }: Range): boolean {
+  const first = firstTouching(row, start);
+  if (first >= row.start.length || row.start[first]! > start || row.start[first]! + row.duration[first]! < end) return false;
+  return document.names[row.kind[first]!] === "frame";
+}
+
+const nameOf = (row: DrawnRow, { start }: Range) => row.name[firstTouching(row, start)]!;
+
+/** On the first screen: the threads that work, the queues, no counters. */
+function isWorthIts({ lane, rows }: Model["lanes"][number], shown: Range): boolean {
+  return ["host", "worker", "queue", "path"].includes(lane.kind) && rows.some((row) => touches(row, shown));
+}

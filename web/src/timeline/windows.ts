@@ -1,0 +1,97 @@
+/** Windows of the timeline as they are fetched: the best one there is for a range, and the next one to ask for. */
+
+import { fetchDocument, isFile, type Parameters } from "../data";
+import type { Timeline } from "../schema";
+import type { Range } from "../state";
+import { type Model, modelOf } from "./model";
+
+const MARGIN = 0.5; // of the range, on both sides
+const KEPT = 6;
+const WIDEST = 4096;
+const COARSE = 1.6; // pixels of a window may be this much longer than those of the screen
+
+/** The finest window that holds a range; else the longest one. */
+export function bestOf(models: readonly Model[], range: Range): Model | null {
+  const holding = models.filter((each) => each.range.start <= range.start && each.range.end >= range.end);
+  const finest = (a: Model, b: Model) => resolution(a) - resolution(b);
+  return holding.sort(finest)[0] ?? [...models].sort((a, b) => b.range.end - b.range.start - (a.range.end - a.range.start))[0] ?? null;
+}
+
+const resolution = (model: Model) => (model.document.whole ? 0 : model.pixel);
+
+/** The window to ask for, or null if the best one serves: it has all, or is fine enough and reaches a little further. */
+export function wanted(best: Model | null, range: Range, bounds: Range | null, width: number): Range | null {
+  const length = range.end - range.start;
+  const clip = (by: number): Range =>
+    bounds
+      ? { start: Math.max(range.start - by * length, bounds.start), end: Math.min(range.end + by * length, bounds.end) }
+      : range;
+  const near = clip(MARGIN / 4);
+  const holds = best && best.range.start <= near.start && best.range.end >= near.end;
+  if (holds && (best.document.whole || best.pixel <= COARSE * (length / width))) return null;
+  const next = clip(MARGIN);
+  return { start: Math.floor(next.start), end: Math.ceil(next.end) };
+}
+
+/** Asks for windows, one at a time, and keeps the last ones. */
+export class Windows {
+  models: Model[] = [];
+  error: string | null = null;
+  private asked: { range: Range; abort: AbortController } | null = null;
+
+  constructor(
+    private readonly changed: () => void,
+    private readonly extra: Parameters = {},
+  ) {}
+
+  get bounds(): Range | null {
+    const model = this.models[0];
+    if (!model) return null;
+    return isFile ? model.range : { start: model.document.first, end: model.document.last };
+  }
+
+  best(range: Range): Model | null {
+    return bestOf(this.models, range);
+  }
+
+  /** Ask for what a range needs, if it is not there and not on its way. */
+  need(range: Range | null, width: number): void {
+    const next = range ? wanted(this.best(range), range, this.bounds, width) : this.models.length ? null : { start: NaN, end: NaN };
+    if (!next || this.error || (isFile && this.models.length)) return;
+    if (this.asked) {
+      const { range: on } = this.asked;
+      const serves = range === null || (on.start <= range.start && on.end >= range.end && on.end - on.start < 4 * (range.end - range.start));
+      if (serves) return;
+      this.asked.abort.abort();
+    }
+    void this.ask(next, width);
+  }
+
+  stop(): void {
+    this.asked?.abort.abort();
+    this.asked = null;
+  }
+
+  private async ask(range: Range, width: number): Promise<void> {
+    const abort = new AbortController();
+    this.asked = { range, abort };
+    const part: Parameters = isFile || Number.isNaN(range.start) ? {} : { start: range.start, end: range.end };
+    const size: Parameters = isFile ? {} : { width: Math.min(Math.round(width * (1 + 2 * MARGIN)), WIDEST) };
+    try {
+      const document: Timeline = await fetchDocument("timeline", { ...part, ...size, ...(isFile ? {} : this.extra) }, abort.signal);
+      if (abort.signal.aborted) return;
+      this.keep(modelOf(document));
+    } catch (error) {
+      if (abort.signal.aborted) return;
+      this.error = error instanceof Error ? error.message : String(error);
+    }
+    this.asked = null;
+    this.changed();
+  }
+
+  /** The longest window stays, so that there is always something to show. */
+  private keep(model: Model): void {
+    const longest = [...this.models, model].reduce((a, b) => (b.range.end - b.range.start > a.range.end - a.range.start ? b : a));
+    this.models = [model, ...this.models].filter((each, at) => at < KEPT || each === longest);
+  }
+}

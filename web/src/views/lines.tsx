@@ -1,0 +1,194 @@
+/** The source with what each line costs; a table where the source cannot be read. */
+
+import { useEffect, useMemo, useRef } from "preact/hooks";
+import { useDocument } from "../document";
+import { duration, share, short, size } from "../format";
+import { toggle } from "../parts/causes";
+import { Empty, Shown } from "../parts/controls";
+import { lastPart } from "../parts/finding";
+import { Table, type Column } from "../parts/table";
+import { useRelated } from "../related";
+import type { LineCost, Lines as LinesDocument, Source } from "../schema";
+import { findingValues, isRelated, lineOf, type Related } from "../selection";
+import { change, choose, parameter, selection } from "../state";
+import "./lines.css";
+
+const TABLE = "all";
+
+export function Lines() {
+  const lines = useDocument("lines");
+  return <Shown of={lines} height={640}>{(value) => <Costs costs={value} />}</Shown>;
+}
+
+function Costs({ costs }: { costs: LinesDocument }) {
+  const session = useDocument("session").value;
+  const related = useRelated();
+  const files = useMemo(() => filesOf(costs.lines), [costs]);
+  if (!files.length) {
+    return (
+      <Empty title="The trace names no line of your code.">
+        Record with the lines of the host’s calls: stepscope run does it always, torch.profiler with with_stack=True.
+      </Empty>
+    );
+  }
+  const wanted = parameter("file") ?? fileOfChoice(files);
+  const hasSource = session?.documents.includes("source") ?? false;
+  const file = files.find((each) => each.file === wanted)?.file ?? (hasSource ? files[0]!.file : TABLE);
+  const isTable = wanted === TABLE || file === TABLE;
+  return (
+    <div class="lines">
+      <nav class="files" aria-label="Files">
+        <FileLink isHere={isTable} title="All lines" ns={null} onClick={() => change({ file: TABLE })} />
+        {files.map((each) => (
+          <FileLink isHere={!isTable && each.file === file} title={each.file} ns={each.ns / costs.steps} onClick={() => change({ file: each.file })} />
+        ))}
+      </nav>
+      <div class="lines-main">{isTable ? <LineTable costs={costs} rows={costs.lines} related={related} /> : <SourceOf key={file} file={file} costs={costs} related={related} />}</div>
+    </div>
+  );
+}
+
+function FileLink({ isHere, title, ns, onClick }: { isHere: boolean; title: string; ns: number | null; onClick: () => void }) {
+  return (
+    <button type="button" class="plain" aria-current={isHere || undefined} onClick={onClick} title={short(title)}>
+      <span>{short(lastPart(title), 60)}</span>
+      {ns !== null && <span class="muted">{duration(ns)}</span>}
+    </button>
+  );
+}
+
+function filesOf(lines: readonly LineCost[]): { file: string; ns: number }[] {
+  const sums = new Map<string, number>();
+  for (const line of lines) if (line.file !== null) sums.set(line.file, (sums.get(line.file) ?? 0) + line.total_ns);
+  return [...sums].map(([file, ns]) => ({ file, ns })).sort((a, b) => b.ns - a.ns);
+}
+
+function fileOfChoice(files: { file: string }[]): string | undefined {
+  const chosen = selection.value;
+  return chosen?.kind === "line" ? files.find(({ file }) => chosen.value.startsWith(`${file}:`))?.file : undefined;
+}
+
+function SourceOf({ file, costs, related }: { file: string; costs: LinesDocument; related: Related | null }) {
+  const source = useDocument("source", { file }) as { value?: Source; error?: string };
+  const rows = costs.lines.filter((line) => line.file === file);
+  if (source.error !== undefined) {
+    return (
+      <>
+        <p class="warning">{source.error}</p>
+        <LineTable costs={costs} rows={rows} related={related} />
+      </>
+    );
+  }
+  return <Shown of={source} height={640}>{(value) => <SourceLines source={value} rows={rows} costs={costs} related={related} />}</Shown>;
+}
+
+function SourceLines({ source, rows, costs, related }: { source: Source; rows: LineCost[]; costs: LinesDocument; related: Related | null }) {
+  const byLine = useMemo(() => new Map(rows.map((row) => [row.line, row])), [rows]);
+  const findings = useFindingsByLine();
+  const box = useRef<HTMLDivElement>(null);
+  const largest = Math.max(...rows.map((row) => row.total_ns), 1);
+  const chosen = selection.value;
+  const isChosen = (line: number) => chosen?.kind === "line" && chosen.value === lineOf({ file: source.file, line });
+  useEffect(() => {
+    const target = box.current?.querySelector(".chosen") ?? box.current?.querySelector(".hottest");
+    target?.scrollIntoView({ block: "center" });
+  }, [source]);
+  const per = (ns: number) => (ns > 0 ? duration(ns / costs.steps) : "");
+  return (
+    <>
+      {source.note && <p class="warning">{source.note}</p>}
+      <div class="source" ref={box} tabIndex={0} role="table" aria-label={`Source of ${lastPart(source.file)}`}>
+        <div class="source-head" role="row">
+          <span role="columnheader">Line</span>
+          <span role="columnheader">A step</span>
+          <span role="columnheader">Forward</span>
+          <span role="columnheader">Backward</span>
+          <span role="columnheader">Memory</span>
+          <span role="columnheader">Source</span>
+        </div>
+        {source.text.split("\n").map((text, place) => {
+          const line = place + 1;
+          const row = byLine.get(line);
+          const value = lineOf({ file: source.file, line });
+          const heat = row ? row.total_ns / largest : 0;
+          const about = findings.get(value) ?? [];
+          const classes = [row && "costs", isChosen(line) && "chosen", heat === 1 && "hottest", row && !isRelated(related, "line", value) && "dim"];
+          return (
+            <div role="row" class={classes.filter(Boolean).join(" ")} onClick={() => row && toggle("line", value)}>
+              <span role="cell" class="line-number">
+                {row ? (
+                  <button type="button" class="link" aria-pressed={isChosen(line)} aria-label={`Choose line ${line}`} onClick={(event) => (event.stopPropagation(), toggle("line", value))}>
+                    {line}
+                  </button>
+                ) : (
+                  line
+                )}
+              </span>
+              <span role="cell" class="heat" style={{ "--heat-of": Math.sqrt(heat) * 0.45 }}>
+                {row && per(row.total_ns)}
+              </span>
+              <span role="cell">{row && per(row.forward_ns)}</span>
+              <span role="cell">{row && per(row.backward_ns)}</span>
+              <span role="cell">{row && row.bytes_allocated > 0 ? size(row.bytes_allocated / costs.steps) : ""}</span>
+              <code role="cell">
+                {short(text, 400) || " "}
+                {row && !row.exact_line && <span class="note-of-line">the whole function</span>}
+                {about.map((finding) => (
+                  <button type="button" class="flag" onClick={(event) => (event.stopPropagation(), choose({ kind: "finding", value: finding }))}>
+                    {finding}
+                  </button>
+                ))}
+              </code>
+            </div>
+          );
+        })}
+      </div>
+    </>
+  );
+}
+
+function useFindingsByLine(): Map<string, string[]> {
+  const diagnosis = useDocument("diagnosis").value;
+  return useMemo(() => {
+    const found = new Map<string, string[]>();
+    const values = findingValues(diagnosis?.findings ?? []);
+    diagnosis?.findings.forEach(({ where }, place) => {
+      for (const at of where) found.set(lineOf(at), [...(found.get(lineOf(at)) ?? []), values[place]!]);
+    });
+    return found;
+  }, [diagnosis]);
+}
+
+function LineTable({ costs, rows, related }: { costs: LinesDocument; rows: readonly LineCost[]; related: Related | null }) {
+  const findings = useFindingsByLine();
+  const known = rows.filter((row) => row.file !== null && row.line !== null);
+  const valueOfRow = (row: LineCost) => lineOf({ file: row.file ?? "", line: row.line ?? 0 });
+  const largest = Math.max(...known.map((row) => row.total_ns), 1);
+  const time = (name: "forward_ns" | "backward_ns" | "optimizer_ns" | "input_ns" | "idle_ns", title: string, tip?: string): Column<LineCost>[] =>
+    known.some((row) => row[name]) ? [{ name, title, value: (row) => (row[name] ?? 0) / costs.steps, show: (row) => (row[name] ? duration(row[name] / costs.steps) : ""), isNumber: true, width: 92, tip }] : [];
+  const columns: Column<LineCost>[] = [
+    { name: "place", title: "Line", value: (row) => `${row.file}:${row.line}`, show: (row) => <span class="name">{short(`${lastPart(row.file ?? "")}:${row.line}`, 120)}</span> },
+    { name: "function", title: "Function", value: (row) => row.function, width: 160 },
+    { name: "total_ns", title: "A step", value: (row) => row.total_ns / costs.steps, meter: (row) => row.total_ns / largest, isNumber: true, width: 92, tip: costs.basis === "device" ? "Time of the device’s work" : "Operators’ own time on the host" },
+    { name: "share", title: "Share", value: (row) => row.share, show: (row) => share(row.share), isNumber: true, width: 80 },
+    ...time("forward_ns", "Forward"),
+    ...time("backward_ns", "Backward"),
+    ...time("optimizer_ns", "Optimizer"),
+    ...time("input_ns", "Input"),
+    ...time("idle_ns", "Idle", "Time in which the device was idle while the host was here"),
+    { name: "bytes_allocated", title: "Memory", value: (row) => row.bytes_allocated / costs.steps, show: (row) => (row.bytes_allocated ? size(row.bytes_allocated / costs.steps) : ""), isNumber: true, width: 92 },
+    { name: "findings", title: "Findings", value: (row) => findings.get(valueOfRow(row))?.join(", "), width: 150 },
+  ];
+  return (
+    <Table
+      name="lines"
+      label="lines"
+      rows={known}
+      columns={columns}
+      sort="-total_ns"
+      keep={related?.line && ((row) => isRelated(related, "line", valueOfRow(row)))}
+      isChosen={(row) => selection.value?.kind === "line" && selection.value.value === valueOfRow(row)}
+      onChoose={(row) => toggle("line", valueOfRow(row))}
+    />
+  );
+}
