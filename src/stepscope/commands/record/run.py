@@ -203,7 +203,7 @@ def _words_of_diagnosis(arguments: argparse.Namespace, folder: RunFolder) -> lis
 
 
 class _EarlyAnswer:
-    """Says what was recorded, and diagnoses it, as soon as every rank has recorded and timed, while the program goes on.
+    """Says what was recorded, and diagnoses it, once every rank has recorded and timed, while the program goes on.
 
     The diagnosis is a process of lower priority, so that it takes little from the program's remaining steps.
 
