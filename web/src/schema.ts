@@ -1,5 +1,7 @@
 /** Documents of the page. All but the session and the timeline are those of `stepscope COMMAND --json`. */
 
+import type { FurtherDocuments } from "./documents";
+
 export interface Cause {
   label: string;
   meaning: string;
@@ -215,7 +217,7 @@ export interface Source {
   note: string;
 }
 
-export interface Documents {
+export interface Documents extends FurtherDocuments {
   session: Session;
   diagnosis: Diagnosis;
   steps: TableRow[];
