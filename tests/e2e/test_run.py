@@ -88,6 +88,25 @@ def test_a_script_is_recorded_and_diagnosed_and_its_output_is_its_own(run: Run) 
     assert {"stepscope", "python", "torch"} <= set(manifest.versions)
 
 
+WAITS_FOR_ITS_DIAGNOSIS = """
+    import os, time
+    train(70)
+    print("trained")
+    until = time.monotonic() + 120
+    while not os.path.exists("report.html") and time.monotonic() < until:
+        time.sleep(0.1)
+    print("seen" if os.path.exists("report.html") else "not seen")
+"""
+
+
+def test_the_answer_comes_while_the_program_runs_and_only_once(run: Run) -> None:
+    ended = run(with_model(WAITS_FOR_ITS_DIAGNOSIS), "--diagnose", "--html", "report.html")
+
+    assert (ended.code, ended.out) == (0, "trained\nseen\n")
+    assert ended.err.count("a step takes") == ended.err.count("recorded 5 steps") == 1
+    assert ended.err.rstrip().endswith("run it: its diagnosis is above; stepscope diagnose it shows it again")
+
+
 def test_every_command_takes_the_runs_name(run: Run, tmp_path: Path) -> None:
     run(with_model("train(30)"), "--steps", "3", "--warmup", "2")
 

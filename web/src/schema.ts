@@ -1,5 +1,7 @@
 /** Documents of the page. All but the session and the timeline are those of `stepscope COMMAND --json`. */
 
+import type { FurtherDocuments } from "./documents";
+
 export interface Cause {
   label: string;
   meaning: string;
@@ -70,6 +72,49 @@ export interface Gap {
   cause: number[]; // number of a name
   trigger: number[]; // number of a name, -1 for none
   busy: Record<string, number[]>; // by cause, nanoseconds of each pixel covered by narrower gaps
+}
+
+/** What ran between two moments, all times cut at them: `range?start&end`. */
+export interface Stretch {
+  start: number;
+  end: number;
+  devices: { device: string; busy_ns: number; idle: { cause: string; ns: number }[] }[]; // busy and idle fill the device's time
+  slices: { kind: string; name: string; count: number; ns: number; self_ns: number | null }[]; // self: innermost of its thread
+  slices_in_all: number; // of which the largest are here
+  lines: (Omit<Place, "share"> & { host_ns: number; device_ns: number })[]; // host: of the main thread
+  lines_in_all: number;
+  modules: { module: string; host_ns: number; device_ns: number }[];
+  modules_in_all: number;
+}
+
+/** Where a slice of the timeline is. */
+export interface SlicePlace {
+  lane: string; // "" for a slice without a lane of its own
+  depth: number;
+  table: string;
+  row: number;
+  kind: string;
+  name: string;
+  start: number;
+  duration: number;
+}
+
+/** Slices whose name contains a text: `search?text&near`. */
+export interface Places {
+  text: string;
+  count: number;
+  names: number;
+  lanes: { id: string; count: number; ns: number }[];
+  first: number; // number of the first one listed
+  places: SlicePlace[]; // those around the time `near`
+}
+
+/** One slice: `slice?table&row`. */
+export interface Slice extends SlicePlace {
+  about: Record<string, string | number | boolean>; // shapes, bytes and so on, as the tables have them
+  where: Omit<Place, "share"> | null;
+  module: string | null;
+  links: (SlicePlace & { link: "launch" | "forward_backward" | "event" | "wait"; outgoing: boolean })[];
 }
 
 export interface Finding {
@@ -215,7 +260,7 @@ export interface Source {
   note: string;
 }
 
-export interface Documents {
+export interface Documents extends FurtherDocuments {
   session: Session;
   diagnosis: Diagnosis;
   steps: TableRow[];
@@ -225,5 +270,8 @@ export interface Documents {
   lines: Lines;
   links: Links;
   timeline: Timeline;
+  range: Stretch;
+  search: Places;
+  slice: Slice;
   [name: string]: unknown;
 }

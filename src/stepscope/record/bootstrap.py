@@ -253,6 +253,7 @@ class FirstRecording:
                 "first_step": result.first_step,
                 "trace": result.path.name if result.path else None,
                 "problem": result.problem,
+                "complete": self.phase in (Phase.RESTING, Phase.OVER),
                 "own_profiler": self._controller.others.seen,
                 "own_profiler_name": self._controller.others.name,
                 "said": self._helpers.said,

@@ -217,6 +217,7 @@ def _types_of_recording() -> dict[str, Any]:
         **dict.fromkeys(("trace", "problem", "host", "source", "own_profiler_name"), str),
         **dict.fromkeys(("facts", "energy", "evaluations", "model_calls"), dict[str, Any]),
         "said": list[str],
+        "complete": bool,
         "step_times": list[dict[str, Any]],
     }
 

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.host import TABLES as HOST_TABLES
 from stepscope.analysis.host import host_time
 from stepscope.analysis.step_view import StepView
 from stepscope.trace import Trace
@@ -42,7 +43,7 @@ TABLES: Final = (
     "lines",
 )
 """Tables of slices. Of slices with equal times, those of the earlier table are the outer ones."""
-_KIND_OF: Final = {
+KIND_OF: Final = {
     "annotations": "annotation",
     "modules": "module",
     "frames": "frame",
@@ -52,7 +53,7 @@ _KIND_OF: Final = {
     "lines": "line",
 }
 _WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
-KINDS: Final = (*_KIND_OF.values(), *_WORK_KINDS)
+KINDS: Final = (*KIND_OF.values(), *_WORK_KINDS)
 _BESIDE: Final = {"synchronisations": " (waits)", "lines": " (lines)"}
 """Tables whose slices do not nest with the others of their lane, and have one of their own."""
 
@@ -205,7 +206,7 @@ def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
     parts = []
     for number, table in enumerate(TABLES):
         beside = list(_BESIDE).index(table) + 1 if table in _BESIDE else 0
-        kind = pl.lit(KINDS.index(_KIND_OF[table])) if table in _KIND_OF else _work_kind()
+        kind = pl.lit(KINDS.index(KIND_OF[table])) if table in KIND_OF else _work_kind()
         parts.append(
             trace.table(table)
             .with_row_index("row")
@@ -431,6 +432,17 @@ class TimelineIndex:
     @cached_property
     def slices(self) -> Slices:
         return slices_of(self.trace, self.view.lane)
+
+    @cached_property
+    def host_kinds(self) -> Rows:
+        """Index into KINDS of each of the tables of `HostActivity`."""
+        return np.array([KINDS.index(KIND_OF[table]) for table in HOST_TABLES])
+
+    @cached_property
+    def host_names(self) -> Rows:
+        """Index into the slices' names of each slice of the view's activity."""
+        names: Rows = self.view.activity.name.fill_null("").cast(pl.Enum(self.slices.names)).to_physical().to_numpy()
+        return names.astype(np.int64)
 
     @cached_property
     def series(self) -> list[Series]:

@@ -6,8 +6,10 @@ import argparse
 import contextlib
 import os
 import re
+import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from stepscope.record.run_folder import RunFolder
     from stepscope.record.run_process import RunOptions
 
+_LOOK_S: Final = 0.5
+_PRIORITY: Final = 10
 _WIDEST_FLAG: Final = 24
 _NARROWEST_HELP: Final = 40
 _SIGNS: Final = {
@@ -177,14 +181,73 @@ def _run_once(arguments: argparse.Namespace, command: Sequence[str], environ: Ma
         remedies = ", and no remedy is applied" if options.apply else ""
         say(f"the program runs unchanged: nothing is recorded{remedies}, because {error}")
         return run_program(command, environ)
-    code = run_program(command, run.environment(environ))
+    early = _EarlyAnswer(arguments, run.folder)
+    with early.while_the_program_runs():
+        code = run_program(command, run.environment(environ))
     with _on_standard_error():
         run.end(code)
+        if early.recordings == run.recordings:
+            say(f"run {run.folder.name}: its diagnosis is above; stepscope diagnose {run.folder.name} shows it again")
+            if arguments.energy:
+                _quietly(lambda: _say_energy(run.recordings))
+            return code
         _quietly(lambda: _say_recorded(arguments, run.folder, run.recordings))
         if run.folder.traces() and not arguments.no_diagnose:
-            words = [*(["--html", arguments.html] if arguments.html else []), *(["--redact"] * arguments.redact)]
-            _quietly(lambda: diagnose.COMMAND.run_with([str(run.folder.path), *words]))
+            _quietly(lambda: diagnose.COMMAND.run_with(_words_of_diagnosis(arguments, run.folder)))
     return code
+
+
+def _words_of_diagnosis(arguments: argparse.Namespace, folder: RunFolder) -> list[str]:
+    page = ["--html", arguments.html] if arguments.html else []
+    return [str(folder.path), *page, *(["--redact"] * arguments.redact)]
+
+
+class _EarlyAnswer:
+    """Says what was recorded, and diagnoses it, once every rank has recorded and timed, while the program goes on.
+
+    The diagnosis is a process of lower priority, so that it takes little from the program's remaining steps.
+
+    Attributes:
+        recordings: the reports that the diagnosis was about; None if the program ended first.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, folder: RunFolder) -> None:
+        self.recordings: Sequence[dict[str, Any]] | None = None
+        self._arguments = arguments
+        self._folder = folder
+        self._ended = threading.Event()
+
+    @contextlib.contextmanager
+    def while_the_program_runs(self) -> Iterator[None]:
+        if self._arguments.no_diagnose or self._arguments.exit_after:
+            yield
+            return
+        watching = threading.Thread(target=lambda: _quietly(self._watch), name="stepscope-early", daemon=True)
+        watching.start()
+        try:
+            yield
+        finally:
+            self._ended.set()
+            watching.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            recordings = [one for one in self._folder.recordings() if one.get("complete")]
+            ranks = {one["rank"] for one in recordings}
+            if ranks and len(ranks) >= max(int(one.get("world_size") or 1) for one in recordings):
+                if self._folder.traces():
+                    self._answer(recordings)
+                return
+
+    def _answer(self, recordings: Sequence[dict[str, Any]]) -> None:
+        lines = "".join(f"stepscope: {printable(each)}\n" for each in _what_was_recorded(self._folder, recordings))
+        print(lines, end="", file=sys.stderr, flush=True)
+        words = [sys.executable, "-m", "stepscope", "diagnose", *_words_of_diagnosis(self._arguments, self._folder)]
+        child = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        with contextlib.suppress(OSError, AttributeError):  # it may have ended; Windows has no priorities like this
+            os.setpriority(os.PRIO_PROCESS, child.pid, _PRIORITY)
+        if child.wait() == 0:
+            self.recordings = recordings
 
 
 class _Run:
