@@ -1,5 +1,5 @@
 import { useMemo } from "preact/hooks";
-import { useDocument } from "../document";
+import { useDocument, useOptional } from "../document";
 import { count, duration, moment, share } from "../format";
 import { causeOf, Swatch } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
@@ -26,8 +26,8 @@ const None = () => (
 );
 
 function All({ steps, session }: { steps: Step[]; session?: Session }) {
-  const table = useDocument("steps").value;
-  const links = useDocument("links").value;
+  const table = useOptional("steps");
+  const links = useOptional("links");
   const related = useRelated();
   const rows = useMemo(() => stepRows(steps, table, links), [steps, table, links]);
   const within = range.value && new Set(stepsIn(range.value, steps).map((step) => step.index));
