@@ -1,5 +1,7 @@
 /** Documents of the page. All but the session and the timeline are those of `stepscope COMMAND --json`. */
 
+import type { FurtherDocuments } from "./documents";
+
 export interface Cause {
   label: string;
   meaning: string;
@@ -253,14 +255,14 @@ export interface Links {
   steps: { step: number[]; cause: number[]; ns: number[] }; // each step's time on the busiest device, "busy" or by cause; the host's without one
 }
 
-/** A file of the user's code; `note` says if it may have changed since. */
+/** A file of the user's code: no text where it cannot be read; the note says why, or that it may have changed since. */
 export interface Source {
   file: string;
-  text: string;
+  text: string | null;
   note: string;
 }
 
-export interface Documents {
+export interface Documents extends FurtherDocuments {
   session: Session;
   diagnosis: Diagnosis;
   steps: TableRow[];

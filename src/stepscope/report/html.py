@@ -203,18 +203,19 @@ def flame_view(graph: FlameGraph) -> TemplateVariables:
         "total": graph.total_ns,
         "frames": frames,
         "names": list(names),
-        "kinds": [KINDS.index(_kind(name)) for name in names],
+        "kinds": [KINDS.index(kind_of_frame(name)) for name in names],
     }
     return {
         "data": script_json(data),
         "total": duration(graph.total_ns),
         "basis": "device time" if graph.basis == "device" else "operators’ own time",
         "reduced": f"{count(graph.dropped)} smaller frames are left out" if graph.dropped else "",
-        "kinds": [kind for kind in KINDS if any(_kind(name) == kind for name in names)],
+        "kinds": [kind for kind in KINDS if any(kind_of_frame(name) == kind for name in names)],
     }
 
 
-def _kind(name: str) -> str:
+def kind_of_frame(name: str) -> str:
+    """What a frame of a flame graph is, one of KINDS."""
     if name in PHASES:
         return "phase"
     if _LINE.fullmatch(name):
