@@ -71,7 +71,7 @@ def value_of(name: str) -> str:
     units = np.frombuffer(name.encode("utf-16-le", "surrogatepass"), "<u2")
     if len(units) <= LONGEST:
         return name
-    number = 5381
+    number = 5381 ^ len(units)
     for unit in units[:_HASHED].tolist():
         number = (number * 33 ^ unit) & 0xFFFFFFFF
     start = units[:100].tobytes().decode("utf-16-le", "surrogatepass")
