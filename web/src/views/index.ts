@@ -6,10 +6,12 @@ import { FlameGraph } from "./flame";
 import { Idle } from "./idle";
 import { Kernels } from "./kernels";
 import { Lines } from "./lines";
+import { Memory } from "./memory";
 import { Modules } from "./modules";
 import { Operators } from "./operators";
 import { Overview } from "./overview";
 import { Steps } from "./steps";
+import { Telemetry } from "./telemetry";
 import { TimelineView } from "./timeline";
 
 export interface View {
@@ -31,4 +33,6 @@ export const VIEWS: View[] = [
   { name: "lines", title: "Lines", needs: ["lines"], key: "l", Component: Lines },
   { name: "modules", title: "Modules", needs: ["modules"], key: "m", Component: Modules },
   { name: "flame", title: "Flame graph", needs: ["flame"], key: "g", Component: FlameGraph },
+  { name: "memory", title: "Memory", needs: ["memory", "memory-levels"], key: "y", Component: Memory },
+  { name: "telemetry", title: "Telemetry", needs: ["telemetry"], key: "e", Component: Telemetry },
 ];
