@@ -14,6 +14,7 @@ export interface Series {
   isFilled?: boolean;
   isStepped?: boolean; // holds until the next value
   isDashed?: boolean;
+  isBars?: boolean;
   width?: number;
 }
 
@@ -155,7 +156,8 @@ function options(
           ...(each.isFilled && { fill: each.colour }),
           ...(each.isDashed && { dash: [4, 3] }),
           ...(each.isStepped && { paths: uPlot.paths.stepped!({ align: 1 }) }),
-          points: { show: !each.isFilled && !each.isStepped && undefined },
+          ...(each.isBars && { fill: each.colour, width: 0, paths: uPlot.paths.bars!({ size: [0.6, 12, 2] }) }),
+          points: { show: !each.isBars && !each.isFilled && !each.isStepped && undefined },
         }),
       ),
     ],
