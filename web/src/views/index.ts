@@ -29,7 +29,7 @@ export const VIEWS: View[] = [
   { name: "timeline", title: "Timeline", needs: ["timeline"], key: "t", Component: TimelineView },
   { name: "findings", title: "Findings", needs: ["diagnosis"], key: "f", Component: Findings },
   { name: "steps", title: "Steps", needs: ["diagnosis"], key: "s", Component: Steps },
-  { name: "idle", title: "Idle", needs: ["diagnosis", "idle"], key: "i", Component: Idle },
+  { name: "idle", title: "Idle", needs: ["diagnosis"], key: "i", Component: Idle },
   { name: "operators", title: "Operators", needs: ["operators"], key: "a", Component: Operators },
   { name: "kernels", title: "Kernels", needs: ["kernels"], key: "k", Component: Kernels },
   { name: "lines", title: "Lines", needs: ["lines"], key: "l", Component: Lines },
