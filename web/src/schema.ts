@@ -19,7 +19,7 @@ export interface Session {
   kinds: Record<string, Cause>; // palette of device work and slices
 }
 
-/** A window of the timeline: `timeline?start&end&width&path`. Times are integer nanoseconds from the start of the trace. */
+/** A window of the timeline: `timeline?start&end&width&path&mark`. Times are integer nanoseconds from the start of the trace. */
 export interface Timeline {
   start: number;
   end: number;
@@ -52,6 +52,8 @@ export interface Row {
   table: number[]; // number of a name
   row: number[]; // row of the table, for details; -1 for none
   busy: number[]; // nanoseconds of each pixel that narrower slices cover; empty where there are none
+  marked?: number[]; // with `mark`: 1 for slices that are pointed out
+  marked_busy?: number[]; // of each pixel, the part of `busy` that they cover
 }
 
 /** Values over time, each until the next; or, where there are too many, the least and the largest of each pixel. */

@@ -16,7 +16,7 @@ const SMALL = 0.02; // a line with less of a cause is not what the cause is abou
 export function valueOf(name: string): string {
   if (name.length <= LONGEST) return name;
   let hash = 5381;
-  for (let at = 0; at < name.length; at++) hash = ((hash * 33) ^ name.charCodeAt(at)) >>> 0;
+  for (let at = 0; at < Math.min(name.length, 10_000); at++) hash = ((hash * 33) ^ name.charCodeAt(at)) >>> 0;
   return `${name.slice(0, 100)}…${hash.toString(36)}`;
 }
 
