@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.analysis.step_view import StepView
+from stepscope.errors import UsageError
 from stepscope.trace import Trace
 from stepscope.view import timeline
-from stepscope.view.timeline import Row, TimelineIndex, pixel_edges
+from stepscope.view.slices import places_of, slice_of, stretch
+from stepscope.view.timeline import Row, TimelineIndex, pixel_edges, value_of
 
 Slice = tuple[int, int]
 
@@ -145,3 +148,79 @@ def test_gaps_and_work_fill_the_time_of_the_device(trace: Trace, window: tuple[i
             any(a <= now < a + b for a, b in work) for now in range(max(first, start), min(last, start + length))
         )
         assert within + busy == max(min(last, start + length) - max(first, start), 0)
+
+
+@given(traces(), windows)
+def test_a_stretch_has_the_time_of_each_name_and_of_each_thread(trace: Trace, window: tuple[int, int, int]) -> None:
+    # Given
+    start, end = window[0], window[0] + window[1]
+    index = TimelineIndex(StepView(trace))
+
+    # When
+    found = stretch(index, start, end)
+
+    # Then
+    kinds = {"operators": "operator", "launches": "launch", "device_work": "compute"}
+    expected: dict[tuple[str, str], int] = {}
+    threads: dict[int, set[int]] = {}
+    for table, kind in kinds.items():
+        for begin, length, name, lane in (
+            trace.table(table).select("start_ns", "duration_ns", "name", "lane").iter_rows()
+        ):
+            if begin < end and (begin + length > start or begin == start):
+                inside = covered([(begin, length)], start, end)
+                expected[kind, name] = expected.get((kind, name), 0) + inside
+                if kind != "compute":
+                    threads.setdefault(lane, set()).update(range(max(begin, start), min(begin + length, end)))
+    assert {(each["kind"], each["name"]): each["ns"] for each in found["slices"]} == expected
+    own = sum(each["self_ns"] or 0 for each in found["slices"])
+    assert own == sum(map(len, threads.values()))
+
+
+def test_a_slice_knows_what_it_launched_and_is_found_by_its_name() -> None:
+    # Given
+    trace = Trace.from_tables(
+        {
+            "lanes": pl.DataFrame(
+                {"lane": [0, 1], "kind": ["host_thread", "queue"], "name": ["main", "stream 7"], "device": [None, "0"]}
+            ),
+            "operators": pl.DataFrame(
+                {"start_ns": [0, 50], "duration_ns": [20, 10], "name": ["aten::mm", "MmBackward0"], "lane": [0, 0]}
+            ),
+            "launches": pl.DataFrame(
+                {"start_ns": [5], "duration_ns": [5], "name": ["cudaLaunchKernel"], "lane": [0], "operator": [0]}
+            ),
+            "device_work": pl.DataFrame(
+                {"start_ns": [30], "duration_ns": [10], "name": ["gemm"], "lane": [1], "device": ["0"], "launch": [0]}
+            ),
+            "links": pl.DataFrame({"kind": ["forward_backward"], "source": [0], "target": [1]}),
+        }
+    )
+    index = TimelineIndex(StepView(trace))
+
+    # When
+    operator = slice_of(index, "operators", 0)
+    places = places_of(index, "MM")
+
+    # Then
+    assert (operator["lane"], operator["depth"], operator["name"]) == ("0.0", 0, "aten::mm")
+    links = [(each["link"], each["outgoing"], each["table"], each["lane"], each["start"]) for each in operator["links"]]
+    assert links == [
+        ("launch", True, "device_work", "1.0", 30),
+        ("forward_backward", True, "operators", "0.0", 50),
+    ]
+    assert [each["table"] for each in slice_of(index, "device_work", 0)["links"]] == ["launches"]
+    assert [(each["name"], each["depth"]) for each in places["places"]] == [
+        ("aten::mm", 0),
+        ("gemm", 0),
+        ("MmBackward0", 0),
+    ]
+    assert places["lanes"] == [{"id": "0.0", "count": 2, "ns": 30}, {"id": "1.0", "count": 1, "ns": 10}]
+    with pytest.raises(UsageError):
+        slice_of(index, "operators", 2)
+
+
+def test_long_names_have_the_value_that_the_page_gives_them() -> None:
+    # The values are those of valueOf in web/src/selection.ts.
+    assert value_of("x" * 400) == "x" * 400
+    assert value_of("é😀x" * 150) == "é😀x" * 25 + "…c7hlgd"

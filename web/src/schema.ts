@@ -1,5 +1,7 @@
 /** Documents of the page. All but the session and the timeline are those of `stepscope COMMAND --json`. */
 
+import type { FurtherDocuments } from "./documents";
+
 export interface Cause {
   label: string;
   meaning: string;
@@ -17,7 +19,7 @@ export interface Session {
   kinds: Record<string, Cause>; // palette of device work and slices
 }
 
-/** A window of the timeline: `timeline?start&end&width&path`. Times are integer nanoseconds from the start of the trace. */
+/** A window of the timeline: `timeline?start&end&width&path&mark`. Times are integer nanoseconds from the start of the trace. */
 export interface Timeline {
   start: number;
   end: number;
@@ -50,6 +52,8 @@ export interface Row {
   table: number[]; // number of a name
   row: number[]; // row of the table, for details; -1 for none
   busy: number[]; // nanoseconds of each pixel that narrower slices cover; empty where there are none
+  marked?: number[]; // with `mark`: 1 for slices that are pointed out
+  marked_busy?: number[]; // of each pixel, the part of `busy` that they cover
 }
 
 /** Values over time, each until the next; or, where there are too many, the least and the largest of each pixel. */
@@ -70,6 +74,49 @@ export interface Gap {
   cause: number[]; // number of a name
   trigger: number[]; // number of a name, -1 for none
   busy: Record<string, number[]>; // by cause, nanoseconds of each pixel covered by narrower gaps
+}
+
+/** What ran between two moments, all times cut at them: `range?start&end`. */
+export interface Stretch {
+  start: number;
+  end: number;
+  devices: { device: string; busy_ns: number; idle: { cause: string; ns: number }[] }[]; // busy and idle fill the device's time
+  slices: { kind: string; name: string; count: number; ns: number; self_ns: number | null }[]; // self: innermost of its thread
+  slices_in_all: number; // of which the largest are here
+  lines: (Omit<Place, "share"> & { host_ns: number; device_ns: number })[]; // host: of the main thread
+  lines_in_all: number;
+  modules: { module: string; host_ns: number; device_ns: number }[];
+  modules_in_all: number;
+}
+
+/** Where a slice of the timeline is. */
+export interface SlicePlace {
+  lane: string; // "" for a slice without a lane of its own
+  depth: number;
+  table: string;
+  row: number;
+  kind: string;
+  name: string;
+  start: number;
+  duration: number;
+}
+
+/** Slices whose name contains a text: `search?text&near`. */
+export interface Places {
+  text: string;
+  count: number;
+  names: number;
+  lanes: { id: string; count: number; ns: number }[];
+  first: number; // number of the first one listed
+  places: SlicePlace[]; // those around the time `near`
+}
+
+/** One slice: `slice?table&row`. */
+export interface Slice extends SlicePlace {
+  about: Record<string, string | number | boolean>; // shapes, bytes and so on, as the tables have them
+  where: Omit<Place, "share"> | null;
+  module: string | null;
+  links: (SlicePlace & { link: "launch" | "forward_backward" | "event" | "wait"; outgoing: boolean })[];
 }
 
 export interface Finding {
@@ -208,14 +255,14 @@ export interface Links {
   steps: { step: number[]; cause: number[]; ns: number[] }; // each step's time on the busiest device, "busy" or by cause; the host's without one
 }
 
-/** A file of the user's code; `note` says if it may have changed since. */
+/** A file of the user's code: no text where it cannot be read; the note says why, or that it may have changed since. */
 export interface Source {
   file: string;
-  text: string;
+  text: string | null;
   note: string;
 }
 
-export interface Documents {
+export interface Documents extends FurtherDocuments {
   session: Session;
   diagnosis: Diagnosis;
   steps: TableRow[];
@@ -225,5 +272,8 @@ export interface Documents {
   lines: Lines;
   links: Links;
   timeline: Timeline;
+  range: Stretch;
+  search: Places;
+  slice: Slice;
   [name: string]: unknown;
 }

@@ -154,12 +154,13 @@ def alive_at(memory: DeviceMemory, row: int) -> pl.DataFrame:
         row: of `memory.levels`.
 
     Returns:
-        Columns bytes, category, file, line, function, module, exact_line, operator_name, region; they add up to the
-        level, or to more where the level is only a lower bound.
+        Columns bytes, category, file, line, function, module, exact_line, operator_name, region, start_ns (null: from
+        before the recording) and end_ns (null: not freed while recording); they add up to the level, or to more where
+        the level is only a lower bound.
     """
     time = int(memory.levels["start_ns"][row])
     begun = pl.col("start_ns").is_null() | (pl.col("start_ns") <= time)
-    columns = ["bytes", "category", *PLACE_SCHEMA, "operator_name", "region"]
+    columns = ["bytes", "category", *PLACE_SCHEMA, "operator_name", "region", "start_ns", "end_ns"]
     rows = memory.blocks.filter(begun & (pl.col("end_ns").is_null() | (pl.col("end_ns") > time))).select(columns)
     known = int(rows["bytes"].cast(pl.Int128).sum())  # damaged sizes can add up to more than 64 bits
     missing = min(int(memory.levels["allocated_bytes"][row]) - known, _MOST_BYTES)
@@ -253,6 +254,28 @@ def category_levels(memory: DeviceMemory, times: Sequence[int]) -> pl.DataFrame:
         pl.DataFrame({"start_ns": asked, "category": [name] * len(asked), "bytes": bytes})
         for name, bytes in held.items()
     )
+
+
+def levels_by(memory: DeviceMemory, times: Sequence[int], by: str, most: int) -> dict[str, Times]:
+    """Bytes of each group at these times, shape (n,): those that hold most at the peak, and "" for all others.
+
+    Groups of lines are named FILE:LINE; blocks without a known group, and memory from before, are among the others.
+
+    Raises:
+        UsageError: the grouping is unknown.
+    """
+    if by == "category":
+        levels = category_levels(memory, times).partition_by("category", as_dict=True, maintain_order=True)
+        return {str(name): rows["bytes"].to_numpy() for (name,), rows in levels.items()}
+    columns, asked = _columns(by), np.asarray(times, np.int64)
+    name = pl.concat_str([pl.col(each).cast(pl.String) for each in columns[:2]], separator=":")
+    blocks = memory.blocks.with_columns(group=name)
+    largest = alive_at(memory, memory.peak_row).with_columns(group=name).drop_nulls("group")
+    kept = largest.group_by("group").agg(pl.col("bytes").sum()).sort("bytes", "group", descending=[True, False])
+    found = {each: _held(blocks.filter(pl.col("group") == each), asked) for each in kept["group"].head(most)}
+    at = np.maximum(np.searchsorted(memory.levels["start_ns"].to_numpy(), asked, side="right") - 1, 0)
+    total = memory.levels["allocated_bytes"].to_numpy()[at]
+    return {"": np.maximum(total - np.sum(list(found.values()), axis=0, dtype=np.int64), 0), **found}
 
 
 def _held(blocks: pl.DataFrame, times: Times) -> Times:
@@ -414,7 +437,7 @@ def memory_pictures(trace: Trace, *, attribution: Attribution | None = None) -> 
     found = []
     for memory in device_memories(trace, attribution=attribution):
         summary, levels = memory_summary(trace, memory), memory.levels
-        chosen = _moments(levels["start_ns"].to_numpy(), levels["allocated_bytes"].to_numpy(), memory.peak_row)
+        chosen = moments(levels["start_ns"].to_numpy(), levels["allocated_bytes"].to_numpy(), memory.peak_row)
         rows = levels[chosen]
         times = rows["start_ns"].to_list()
         marks = memory.steps.sort("start_ns").select("index", "start_ns")
@@ -444,7 +467,7 @@ def memory_pictures(trace: Trace, *, attribution: Attribution | None = None) -> 
     return tuple(found)
 
 
-def _moments(times: Times, levels: Times, peak: int) -> Times:
+def moments(times: Times, levels: Times, peak: int) -> Times:
     """Rows to draw: all of a short history, else the highest and lowest level of each interval."""
     if len(times) <= MOMENTS:
         return np.arange(len(times))

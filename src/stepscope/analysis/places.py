@@ -154,24 +154,31 @@ def _is_call(trace: Trace, attribution: Attribution) -> Rows:
 
 
 def _idle(attribution: Attribution, window: Window, pieces: pl.DataFrame) -> pl.DataFrame:
-    """Assign idle time to the host's slice, else to its line, else to the launch that ended the gap."""
     start = pl.col("start_ns").clip(lower_bound=window.start_ns)
     end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
     pieces = pieces.with_columns(ns=end - start).filter(pl.col("ns") > 0)
     slices = attribution.activity.slice_index(pieces["slice_table"], pieces["slice_row"])
-    launch = row_numbers(pieces["launch"])
-    launching = at(attribution.activity.slices_of("launches"), launch)
-    rows = _records(
-        at(attribution.place, slices),
+    return _records(
+        idle_places(attribution, pieces),
         at(attribution.module, slices),
         phase=np.full(len(slices), OTHER),
         idle_ns=pieces["ns"].to_numpy(),
-    ).with_columns(
-        line=pl.Series(_lines(attribution, pieces)), launch_place=pl.Series(at(attribution.place, launching))
     )
-    place, line = pl.col("place"), pl.col("line")
-    found = pl.when(place >= 0).then(place).when(line >= 0).then(line).otherwise(pl.col("launch_place"))
-    return rows.with_columns(place=found).drop("line", "launch_place")
+
+
+def idle_places(attribution: Attribution, pieces: pl.DataFrame) -> Rows:
+    """Place of pieces of idle time or of a host's: of the host's slice, else its line, else the launch after the gap.
+
+    Args:
+        pieces: columns slice_table and slice_row, and launch where it is known.
+    """
+    activity = attribution.activity
+    place = at(attribution.place, activity.slice_index(pieces["slice_table"], pieces["slice_row"]))
+    place = np.where(place >= 0, place, _lines(attribution, pieces))
+    if "launch" not in pieces.columns:
+        return place
+    launching = at(activity.slices_of("launches"), row_numbers(pieces["launch"]))
+    return np.where(place >= 0, place, at(attribution.place, launching))
 
 
 def _lines(attribution: Attribution, pieces: pl.DataFrame) -> Rows:

@@ -167,11 +167,13 @@ function Heading<Row>({ name, column, order, sort }: { name: string; column: Col
     const next = here ? (isDown ? column.name : `-${column.name}`) : column.isNumber ? `-${column.name}` : column.name;
     change({ [`${name}-sort`]: next === sort ? null : next });
   };
+  const arrow = here && <span aria-hidden="true">{isDown ? "↓" : "↑"}</span>;
   return (
     <th scope="col" class={column.isNumber ? "number" : undefined} aria-sort={here ? (isDown ? "descending" : "ascending") : undefined}>
       <button type="button" onClick={press} data-tip={column.tip}>
+        {column.isNumber && arrow}
         {column.title}
-        <span aria-hidden="true">{here ? (isDown ? "↓" : "↑") : ""}</span>
+        {!column.isNumber && arrow}
       </button>
     </th>
   );

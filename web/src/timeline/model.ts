@@ -2,10 +2,11 @@
 
 import type { Gap, Lane, Row, Timeline, Values } from "../schema";
 import type { Range } from "../state";
-import { Covered, firstTouching } from "./detail";
+import { Covered, firstTouching, type Slices } from "./detail";
 
 export interface DrawnRow extends Row {
   covered: Covered | null; // by slices that are not in it
+  marks: { slices: Slices; covered: Covered | null } | null; // of what is pointed out
 }
 
 export interface DrawnGap extends Gap {
@@ -23,9 +24,13 @@ export interface Model {
 export function modelOf(document: Timeline): Model {
   const { start, end, width } = document;
   const covered = (busy: number[]) => (busy.length ? new Covered(start, end, busy) : null);
+  const drawn = (row: Row): DrawnRow => {
+    const marks = row.marked ? { slices: subset(row, row.marked), covered: covered(row.marked_busy ?? []) } : null;
+    return { ...row, covered: covered(row.busy), marks };
+  };
   return {
     document,
-    lanes: document.lanes.map((lane) => ({ lane, rows: lane.rows.map((row) => ({ ...row, covered: covered(row.busy) })) })),
+    lanes: document.lanes.map((lane) => ({ lane, rows: lane.rows.map(drawn) })),
     gaps: document.gaps.map((gap) => ({
       ...gap,
       covered: Object.entries(gap.busy).map(([cause, busy]) => [cause, new Covered(start, end, busy)]),
@@ -33,6 +38,11 @@ export function modelOf(document: Timeline): Model {
     range: { start, end },
     pixel: (end - start) / width,
   };
+}
+
+function subset({ start, duration }: Row, marked: number[]): Slices {
+  const those = marked.flatMap((each, at) => (each ? [at] : []));
+  return { start: those.map((at) => start[at]!), duration: those.map((at) => duration[at]!) };
 }
 
 /** A strip of the drawing. */

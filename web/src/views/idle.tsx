@@ -1,20 +1,18 @@
-import { useDocument } from "../document";
+import { useDocument, useOptional } from "../document";
 import { duration, short } from "../format";
-import { metered, number, text } from "../parts/columns";
 import { causeOf, Swatch, toggle } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
 import { StepBar } from "../parts/step-bar";
 import { Table, type Column } from "../parts/table";
 import { useRelated } from "../related";
-import type { Links, Session, TableRow } from "../schema";
-import { isRelated, valueOf } from "../selection";
+import type { CauseTime, Diagnosis, Links, Session } from "../schema";
+import { isRelated, valueOf, type Related } from "../selection";
 import { choose, selection } from "../state";
 
 export function Idle() {
   const session = useDocument("session").value;
   const diagnosis = useDocument("diagnosis");
-  const idle = useDocument("idle");
-  const links = useDocument("links").value;
+  const links = useOptional("links");
   const related = useRelated();
   return (
     <Shown of={diagnosis} height={640}>
@@ -22,32 +20,40 @@ export function Idle() {
         <>
           <StepBar diagnosis={value} session={session} related={related} />
           <section class="section">
-            <Shown of={idle}>
-              {(rows) => {
-                const onDevice = rows.length > 0;
-                const shown = onDevice ? rows : (value.host as unknown as TableRow[]);
-                if (!shown.length) return <Empty title="The trace shows no idle time." />;
-                return <Causes rows={shown} onDevice={onDevice} session={session} links={links} related={related} />;
-              }}
-            </Shown>
+            <Causes diagnosis={value} session={session} links={links} related={related} />
           </section>
-          {links && <Places links={links} session={session} />}
+          {links && <Places links={links} steps={stepsOf(value)} session={session} />}
         </>
       )}
     </Shown>
   );
 }
 
-function Causes({ rows, onDevice, session, links, related }: { rows: TableRow[]; onDevice: boolean; session?: Session; links?: Links; related: ReturnType<typeof useRelated> }) {
-  const share = onDevice ? "idle_share" : "share";
+interface Row extends CauseTime {
+  device: string;
+}
+
+/** What sums are divided by: the steps, or one recording. */
+const stepsOf = ({ steps }: Diagnosis) => (steps.source === "none" ? 1 : Math.max(steps.count, 1));
+
+function Causes({ diagnosis, session, links, related }: { diagnosis: Diagnosis; session?: Session; links?: Links; related: Related | null }) {
+  const onDevice = diagnosis.accounting.length > 0;
+  const rows: Row[] = onDevice
+    ? diagnosis.accounting.flatMap(({ device, idle }) => idle.map((each) => ({ ...each, device })))
+    : diagnosis.host.map((each) => ({ ...each, device: "" }));
+  if (!rows.length) return <Empty title="The trace shows no idle time." />;
   const top = links && topLines(links);
-  const columns: Column<TableRow>[] = [
-    text("cause", "Cause", { width: 190, show: (row) => <Cause session={session} cause={String(row.cause)} /> }),
-    { name: "meaning", title: "Meaning", value: (row) => causeOf(session, String(row.cause)).meaning },
-    ...(onDevice ? [text("trigger", "After", { width: 190, tip: "What drained the queue before: the wait that this idle time follows" }), text("device", "Device", { width: 72 }), number("count", "Gaps", 72)] : []),
-    number("ns", "Time", 100),
-    metered(number(share, "Share", 90, { tip: onDevice ? "Of the device’s idle time" : "Of the launching thread’s time" }), rows),
-    ...(top ? [{ name: "line", title: "Most at", value: (row: TableRow) => top.get(String(row.cause)), width: 190 }] : []),
+  const largest = Math.max(...rows.map((row) => row.share));
+  const steps = stepsOf(diagnosis);
+  const columns: Column<Row>[] = [
+    { name: "cause", title: "Cause", value: (row) => row.cause, width: 180, show: (row) => <CauseName session={session} cause={row.cause} /> },
+    { name: "meaning", title: "Meaning", value: (row) => causeOf(session, row.cause).meaning },
+    ...(rows.some((row) => row.trigger) ? [{ name: "trigger", title: "After", value: (row: Row) => row.trigger, width: 180, tip: "The wait that drained the queue before, which this idle time follows" }] : []),
+    ...(diagnosis.accounting.length > 1 ? [{ name: "device", title: "Device", value: (row: Row) => row.device, width: 72 }] : []),
+    ...(steps > 1 ? [{ name: "step_ns", title: "A step", value: (row: Row) => row.ns / steps, isNumber: true, width: 92 }] : []),
+    { name: "share", title: "Share", value: (row) => row.share, meter: (row) => row.share / largest, isNumber: true, width: 86, tip: onDevice ? "Of the time that the steps took" : "Of the launching thread’s time" },
+    { name: "ns", title: "In all", value: (row) => row.ns, isNumber: true, width: 92 },
+    ...(top ? [{ name: "line", title: "Most at", value: (row: Row) => top.get(row.cause), width: 210 }] : []),
   ];
   return (
     <Table
@@ -56,14 +62,14 @@ function Causes({ rows, onDevice, session, links, related }: { rows: TableRow[];
       rows={rows}
       columns={columns}
       sort="-ns"
-      keep={related?.cause && ((row) => isRelated(related, "cause", String(row.cause)))}
+      keep={related?.cause && ((row) => isRelated(related, "cause", row.cause))}
       isChosen={(row) => selection.value?.kind === "cause" && selection.value.value === row.cause}
-      onChoose={(row) => toggle("cause", String(row.cause))}
+      onChoose={(row) => toggle("cause", row.cause)}
     />
   );
 }
 
-const Cause = ({ session, cause }: { session?: Session; cause: string }) => (
+const CauseName = ({ session, cause }: { session?: Session; cause: string }) => (
   <>
     <Swatch cause={causeOf(session, cause)} /> {short(causeOf(session, cause).label, 60)}
   </>
@@ -76,15 +82,15 @@ interface Place {
 }
 
 /** Which lines the host was at while the device was idle, by cause. */
-function Places({ links, session }: { links: Links; session?: Session }) {
+function Places({ links, steps, session }: { links: Links; steps: number; session?: Session }) {
   const chosen = selection.value;
   const rows = placesOf(links).filter((row) => (chosen?.kind === "cause" ? row.cause === chosen.value : chosen?.kind === "line" ? valueOf(row.line) === chosen.value : true));
   if (!rows.length) return null;
   const largest = Math.max(...rows.map((row) => row.ns));
   const columns: Column<Place>[] = [
     { name: "line", title: "Line", value: (row) => row.line, show: (row) => <span class="name">{short(row.line, 160)}</span> },
-    { name: "cause", title: "Cause", value: (row) => row.cause, width: 190, show: (row) => <Cause session={session} cause={row.cause} /> },
-    { name: "ns", title: "Idle", value: (row) => row.ns, show: (row) => duration(row.ns), meter: (row) => row.ns / largest, isNumber: true, width: 110 },
+    { name: "cause", title: "Cause", value: (row) => row.cause, width: 190, show: (row) => <CauseName session={session} cause={row.cause} /> },
+    { name: "ns", title: steps > 1 ? "A step" : "Time", value: (row) => row.ns, show: (row) => duration(row.ns / steps), meter: (row) => row.ns / largest, isNumber: true, width: 110 },
   ];
   return (
     <section class="section">

@@ -2,12 +2,18 @@
 
 import type { ComponentType } from "preact";
 import { Findings } from "./findings";
+import { FlameGraph } from "./flame";
 import { Idle } from "./idle";
+import { Input } from "./input";
 import { Kernels } from "./kernels";
 import { Lines } from "./lines";
+import { Memory } from "./memory";
+import { Modules } from "./modules";
 import { Operators } from "./operators";
 import { Overview } from "./overview";
+import { Roofline } from "./roofline-view";
 import { Steps } from "./steps";
+import { Telemetry } from "./telemetry";
 import { TimelineView } from "./timeline";
 
 export interface View {
@@ -23,8 +29,14 @@ export const VIEWS: View[] = [
   { name: "timeline", title: "Timeline", needs: ["timeline"], key: "t", Component: TimelineView },
   { name: "findings", title: "Findings", needs: ["diagnosis"], key: "f", Component: Findings },
   { name: "steps", title: "Steps", needs: ["diagnosis"], key: "s", Component: Steps },
-  { name: "idle", title: "Idle", needs: ["diagnosis", "idle"], key: "i", Component: Idle },
+  { name: "idle", title: "Idle", needs: ["diagnosis"], key: "i", Component: Idle },
   { name: "operators", title: "Operators", needs: ["operators"], key: "a", Component: Operators },
   { name: "kernels", title: "Kernels", needs: ["kernels"], key: "k", Component: Kernels },
   { name: "lines", title: "Lines", needs: ["lines"], key: "l", Component: Lines },
+  { name: "modules", title: "Modules", needs: ["modules"], key: "m", Component: Modules },
+  { name: "flame", title: "Flame graph", needs: ["flame"], key: "g", Component: FlameGraph },
+  { name: "memory", title: "Memory", needs: ["memory", "memory-levels"], key: "y", Component: Memory },
+  { name: "roofline", title: "Roofline", needs: ["roofline"], key: "r", Component: Roofline },
+  { name: "input", title: "Input", needs: ["input", "loading"], key: "n", Component: Input },
+  { name: "telemetry", title: "Telemetry", needs: ["telemetry"], key: "e", Component: Telemetry },
 ];

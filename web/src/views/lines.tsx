@@ -1,10 +1,10 @@
 /** The source with what each line costs; a table where the source cannot be read. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { useDocument } from "../document";
+import { type Loaded, useDocument, useOptional } from "../document";
 import { duration, share, short, size } from "../format";
 import { toggle } from "../parts/causes";
-import { Empty, Shown } from "../parts/controls";
+import { Empty, Loading, Shown } from "../parts/controls";
 import { lastPart } from "../parts/finding";
 import { Table, type Column } from "../parts/table";
 import { useRelated } from "../related";
@@ -40,13 +40,16 @@ function Costs({ costs }: { costs: LinesDocument }) {
       <nav class="files" aria-label="Files">
         <FileLink isHere={isTable} title="All lines" ns={null} onClick={() => change({ file: TABLE })} />
         {files.map((each) => (
-          <FileLink isHere={!isTable && each.file === file} title={each.file} ns={each.ns / costs.steps} onClick={() => change({ file: each.file })} />
+          <FileLink isHere={!isTable && each.file === file} title={each.file} ns={each.ns / stepsOf(costs)} onClick={() => change({ file: each.file })} />
         ))}
       </nav>
       <div class="lines-main">{isTable ? <LineTable costs={costs} rows={costs.lines} related={related} /> : <SourceOf key={file} file={file} costs={costs} related={related} />}</div>
     </div>
   );
 }
+
+/** What sums are divided by: the steps, or one recording. */
+const stepsOf = (costs: LinesDocument) => Math.max(costs.steps, 1);
 
 function FileLink({ isHere, title, ns, onClick }: { isHere: boolean; title: string; ns: number | null; onClick: () => void }) {
   return (
@@ -69,86 +72,97 @@ function fileOfChoice(files: { file: string }[]): string | undefined {
 }
 
 function SourceOf({ file, costs, related }: { file: string; costs: LinesDocument; related: Related | null }) {
-  const source = useDocument("source", { file }) as { value?: Source; error?: string };
+  const source = useDocument("source", { file }) as Loaded<Source>;
   const rows = costs.lines.filter((line) => line.file === file);
-  if (source.error !== undefined) {
-    return (
-      <>
-        <p class="warning">{source.error}</p>
-        <LineTable costs={costs} rows={rows} related={related} />
-      </>
-    );
-  }
-  return <Shown of={source} height={640}>{(value) => <SourceLines source={value} rows={rows} costs={costs} related={related} />}</Shown>;
-}
-
-function SourceLines({ source, rows, costs, related }: { source: Source; rows: LineCost[]; costs: LinesDocument; related: Related | null }) {
-  const byLine = useMemo(() => new Map(rows.map((row) => [row.line, row])), [rows]);
-  const findings = useFindingsByLine();
-  const box = useRef<HTMLDivElement>(null);
-  const largest = Math.max(...rows.map((row) => row.total_ns), 1);
-  const chosen = selection.value;
-  const isChosen = (line: number) => chosen?.kind === "line" && chosen.value === lineOf({ file: source.file, line });
-  useEffect(() => {
-    const target = box.current?.querySelector(".chosen") ?? box.current?.querySelector(".hottest");
-    target?.scrollIntoView({ block: "center" });
-  }, [source]);
-  const per = (ns: number) => (ns > 0 ? duration(ns / costs.steps) : "");
+  if (source.error === undefined && !source.value) return <Loading height={640} />;
+  const text = source.value?.text ?? null;
   return (
     <>
-      {source.note && <p class="warning">{source.note}</p>}
-      <div class="source" ref={box} tabIndex={0} role="table" aria-label={`Source of ${lastPart(source.file)}`}>
-        <div class="source-head" role="row">
-          <span role="columnheader">Line</span>
-          <span role="columnheader">A step</span>
-          <span role="columnheader">Forward</span>
-          <span role="columnheader">Backward</span>
-          <span role="columnheader">Memory</span>
-          <span role="columnheader">Source</span>
-        </div>
-        {source.text.split("\n").map((text, place) => {
-          const line = place + 1;
-          const row = byLine.get(line);
-          const value = lineOf({ file: source.file, line });
-          const heat = row ? row.total_ns / largest : 0;
-          const about = findings.get(value) ?? [];
-          const classes = [row && "costs", isChosen(line) && "chosen", heat === 1 && "hottest", row && !isRelated(related, "line", value) && "dim"];
-          return (
-            <div role="row" class={classes.filter(Boolean).join(" ")} onClick={() => row && toggle("line", value)}>
-              <span role="cell" class="line-number">
-                {row ? (
-                  <button type="button" class="link" aria-pressed={isChosen(line)} aria-label={`Choose line ${line}`} onClick={(event) => (event.stopPropagation(), toggle("line", value))}>
-                    {line}
-                  </button>
-                ) : (
-                  line
-                )}
-              </span>
-              <span role="cell" class="heat" style={{ "--heat-of": Math.sqrt(heat) * 0.45 }}>
-                {row && per(row.total_ns)}
-              </span>
-              <span role="cell">{row && per(row.forward_ns)}</span>
-              <span role="cell">{row && per(row.backward_ns)}</span>
-              <span role="cell">{row && row.bytes_allocated > 0 ? size(row.bytes_allocated / costs.steps) : ""}</span>
-              <code role="cell">
-                {short(text, 400) || " "}
-                {row && !row.exact_line && <span class="note-of-line">the whole function</span>}
-                {about.map((finding) => (
-                  <button type="button" class="flag" onClick={(event) => (event.stopPropagation(), choose({ kind: "finding", value: finding }))}>
-                    {finding}
-                  </button>
-                ))}
-              </code>
-            </div>
-          );
-        })}
-      </div>
+      {(source.error ?? source.value?.note) && <p class="warning note">{source.error ?? source.value?.note}</p>}
+      {text === null ? <LineTable costs={costs} rows={rows} related={related} /> : <SourceLines file={file} text={text} rows={rows} costs={costs} related={related} />}
     </>
   );
 }
 
+function SourceLines({ file, text, rows, costs, related }: { file: string; text: string; rows: LineCost[]; costs: LinesDocument; related: Related | null }) {
+  const steps = stepsOf(costs);
+  const byLine = useMemo(() => new Map(rows.map((row) => [row.line, row])), [rows]);
+  const findings = useFindingsByLine();
+  const box = useRef<HTMLDivElement>(null);
+  const largest = Math.max(...rows.map((row) => row.total_ns), 1);
+  useEffect(() => {
+    const target = box.current?.querySelector<HTMLElement>(".chosen") ?? box.current?.querySelector<HTMLElement>(".hottest");
+    if (target) box.current!.scrollTop = target.offsetTop - box.current!.clientHeight / 2;
+  }, [text]);
+  return (
+    <div class="source" ref={box} tabIndex={0} role="table" aria-label={`Source of ${lastPart(file)}`}>
+      <div class="source-head" role="row">
+        {["Line", stepsOf(costs) > 1 ? "A step" : "Time", "Forward", "Backward", "Memory", "Source"].map((title) => (
+          <span role="columnheader">{title}</span>
+        ))}
+      </div>
+      {text.split("\n").map((code, place) => {
+        const value = lineOf({ file, line: place + 1 });
+        const row = byLine.get(place + 1);
+        const isDim = row !== undefined && !isRelated(related, "line", value);
+        return <SourceLine {...{ line: place + 1, code, value, row, largest, steps, isDim }} findings={findings.get(value) ?? []} />;
+      })}
+    </div>
+  );
+}
+
+interface SourceLineProps {
+  line: number;
+  code: string;
+  value: string;
+  row?: LineCost;
+  largest: number;
+  steps: number;
+  isDim: boolean;
+  findings: string[];
+}
+
+function SourceLine({ line, code, value, row, largest, steps, isDim, findings }: SourceLineProps) {
+  const chosen = selection.value;
+  const isChosen = chosen?.kind === "line" && chosen.value === value;
+  const heat = row ? row.total_ns / largest : 0;
+  const per = (ns = 0) => (ns > 0 ? duration(ns / steps) : "");
+  const within = (act: () => void) => (event: Event) => {
+    event.stopPropagation();
+    act();
+  };
+  return (
+    <div role="row" class={[row && "costs", isChosen && "chosen", heat === 1 && "hottest", isDim && "dim"].filter(Boolean).join(" ")} onClick={() => row && toggle("line", value)}>
+      <span role="cell" class="line-number">
+        {row ? (
+          <button type="button" class="link" aria-pressed={isChosen} aria-label={`Choose line ${line}`} onClick={within(() => toggle("line", value))}>
+            {line}
+          </button>
+        ) : (
+          line
+        )}
+      </span>
+      <span role="cell" class="heat" style={{ "--heat-of": Math.sqrt(heat) * 0.45 }}>
+        {per(row?.total_ns)}
+      </span>
+      <span role="cell">{per(row?.forward_ns)}</span>
+      <span role="cell">{per(row?.backward_ns)}</span>
+      <span role="cell">{row && row.bytes_allocated > 0 ? size(row.bytes_allocated / steps) : ""}</span>
+      <code role="cell">
+        {short(code, 400) || " "}
+        {row && !row.exact_line && <span class="note-of-line">the whole function</span>}
+        {findings.map((finding) => (
+          <button type="button" class="flag" onClick={within(() => choose({ kind: "finding", value: finding }))}>
+            {finding}
+          </button>
+        ))}
+      </code>
+    </div>
+  );
+}
+
 function useFindingsByLine(): Map<string, string[]> {
-  const diagnosis = useDocument("diagnosis").value;
+  const diagnosis = useOptional("diagnosis");
   return useMemo(() => {
     const found = new Map<string, string[]>();
     const values = findingValues(diagnosis?.findings ?? []);
@@ -160,23 +174,24 @@ function useFindingsByLine(): Map<string, string[]> {
 }
 
 function LineTable({ costs, rows, related }: { costs: LinesDocument; rows: readonly LineCost[]; related: Related | null }) {
+  const steps = stepsOf(costs);
   const findings = useFindingsByLine();
   const known = rows.filter((row) => row.file !== null && row.line !== null);
   const valueOfRow = (row: LineCost) => lineOf({ file: row.file ?? "", line: row.line ?? 0 });
   const largest = Math.max(...known.map((row) => row.total_ns), 1);
   const time = (name: "forward_ns" | "backward_ns" | "optimizer_ns" | "input_ns" | "idle_ns", title: string, tip?: string): Column<LineCost>[] =>
-    known.some((row) => row[name]) ? [{ name, title, value: (row) => (row[name] ?? 0) / costs.steps, show: (row) => (row[name] ? duration(row[name] / costs.steps) : ""), isNumber: true, width: 92, tip }] : [];
+    known.some((row) => row[name]) ? [{ name, title, value: (row) => (row[name] ?? 0) / steps, show: (row) => (row[name] ? duration(row[name] / steps) : ""), isNumber: true, width: 92, tip }] : [];
   const columns: Column<LineCost>[] = [
     { name: "place", title: "Line", value: (row) => `${row.file}:${row.line}`, show: (row) => <span class="name">{short(`${lastPart(row.file ?? "")}:${row.line}`, 120)}</span> },
     { name: "function", title: "Function", value: (row) => row.function, width: 160 },
-    { name: "total_ns", title: "A step", value: (row) => row.total_ns / costs.steps, meter: (row) => row.total_ns / largest, isNumber: true, width: 92, tip: costs.basis === "device" ? "Time of the device’s work" : "Operators’ own time on the host" },
+    { name: "total_ns", title: "A step", value: (row) => row.total_ns / steps, meter: (row) => row.total_ns / largest, isNumber: true, width: 92, tip: costs.basis === "device" ? "Time of the device’s work" : "Operators’ own time on the host" },
     { name: "share", title: "Share", value: (row) => row.share, show: (row) => share(row.share), isNumber: true, width: 80 },
     ...time("forward_ns", "Forward"),
     ...time("backward_ns", "Backward"),
     ...time("optimizer_ns", "Optimizer"),
     ...time("input_ns", "Input"),
     ...time("idle_ns", "Idle", "Time in which the device was idle while the host was here"),
-    { name: "bytes_allocated", title: "Memory", value: (row) => row.bytes_allocated / costs.steps, show: (row) => (row.bytes_allocated ? size(row.bytes_allocated / costs.steps) : ""), isNumber: true, width: 92 },
+    { name: "bytes_allocated", title: "Memory", value: (row) => row.bytes_allocated / steps, show: (row) => (row.bytes_allocated ? size(row.bytes_allocated / steps) : ""), isNumber: true, width: 92 },
     { name: "findings", title: "Findings", value: (row) => findings.get(valueOfRow(row))?.join(", "), width: 150 },
   ];
   return (

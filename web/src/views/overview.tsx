@@ -5,9 +5,11 @@ import { StepBar } from "../parts/step-bar";
 import { useDocument } from "../document";
 import { sentence, short } from "../format";
 import { useRelated } from "../related";
-import type { Diagnosis, Finding, Session } from "../schema";
+import type { Diagnosis, Finding, Session, Step } from "../schema";
 import { findingValues, isRelated } from "../selection";
 import { choose, selection } from "../state";
+import { toggle } from "../parts/causes";
+import { Timeline } from "../timeline/timeline";
 import { AllFindings, Doubts } from "./findings";
 import "./findings.css";
 
@@ -32,12 +34,23 @@ function First({ diagnosis, session }: { diagnosis: Diagnosis; session?: Session
   return (
     <>
       <StepBar diagnosis={diagnosis} session={session} related={related} />
-      <div class="timeline-place" />
+      <div class="timeline-place">
+        <Strip diagnosis={diagnosis} />
+      </div>
       <Cards findings={diagnosis.findings.slice(0, FIRST)} values={values} isShown={(value) => isRelated(related, "finding", value)} />
       <Doubts diagnosis={diagnosis} />
       <AllFindings diagnosis={diagnosis} related={related} />
     </>
   );
+}
+
+/** The timeline of the step that is nearest to the typical one; of all, without steps. */
+function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
+  const off = (step: Step) => Math.abs(step.duration_ns - steps.step_ns);
+  const complete = steps.list.filter((step) => step.complete);
+  const typical = complete.length ? complete.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
+  const place = typical ? { start: typical.start_ns, end: typical.start_ns + typical.duration_ns } : {};
+  return <Timeline compact {...place} height={280} onCause={(cause) => toggle("cause", cause)} />;
 }
 
 function Cards({ findings, values, isShown }: { findings: Finding[]; values: string[]; isShown: (value: string) => boolean }) {

@@ -1,0 +1,348 @@
+"""What the page draws beyond the commands' JSON: levels of memory, flame graph, waits, roofs, ranks by step.
+
+Every figure comes from the analysis that the command of the same subject prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.flame import flame_graph
+from stepscope.analysis.input_pipeline import MOST_WORKERS
+from stepscope.analysis.memory import GROUPINGS, DeviceMemory, alive_at, levels_by, memory_summary, moments
+from stepscope.analysis.roofline import peaks_or_bounds, roofline_table, with_graphs
+from stepscope.analysis.steps import span_of
+from stepscope.analysis.telemetry import TelemetryPicture
+from stepscope.diagnosis.loading import loading_of
+from stepscope.diagnosis.view import View
+from stepscope.errors import UsageError
+from stepscope.report.format import count, duration, share
+from stepscope.report.html import KINDS, kind_of_frame
+from stepscope.report.memory import facts
+from stepscope.trace import Trace, Window
+
+Json: TypeAlias = dict[str, Any]
+
+_BANDS: Final = 12
+"""Most lines in a picture of memory; the smallest are one band."""
+_ALIVE: Final = 500
+"""Most blocks of one moment; the smallest are left out."""
+_WAITS: Final = 4000
+_COLOURS: Final = {
+    "before": "#9aa0a6",
+    "parameter": "#0072b2",
+    "optimizer_state": "#8a5a44",
+    "gradient": "#e69f00",
+    "activation": "#009e73",
+    "input": "#cc79a7",
+    "temporary": "#d55e00",
+    "unknown": "#5f6670",
+    "allocated": "#0072b2",
+}
+"""Category -> its colour."""
+_OF_LINES: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a5a44", "#f0e442")
+_REST: Final = "#9aa0a6"
+
+
+def flame_json(view: View) -> Json:
+    """Time by stack; frames as (name, frame below it, nanoseconds)."""
+    graph = flame_graph(view.trace, view.attribution)
+    names: dict[str, int] = {}
+    frames = [(names.setdefault(each.name, len(names)), each.parent, each.ns) for each in graph.frames]
+    return {
+        "basis": graph.basis,
+        "total_ns": graph.total_ns,
+        "dropped": graph.dropped,
+        "names": list(names),
+        "kinds": [KINDS.index(kind_of_frame(name)) for name in names],
+        "frames": frames,
+    }
+
+
+def device_memory(view: View, device: str | None) -> DeviceMemory:
+    """The memory of a device; by default of the one that `stepscope memory` shows first.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [memory for memory in view.memories if device is None or memory.device == device]
+    if not found:
+        raise UsageError("no allocations were recorded" if device is None else f"no memory of device {device!r}")
+    return found[0]
+
+
+def memory_levels_json(view: View, device: str | None = None, by: str = "category") -> Json:
+    """One device's memory over time, by category or by line, from the bottom to the top."""
+    memory = device_memory(view, device)
+    levels = memory.levels
+    chosen = moments(levels["start_ns"].to_numpy(), levels["allocated_bytes"].to_numpy(), memory.peak_row)
+    rows, summary = levels[chosen], memory_summary(view.trace, memory)
+    times = rows["start_ns"].to_list()
+    span = span_of(memory.steps) or Window(times[0], 0)
+    marks = memory.steps.sort("start_ns").select("index", "start_ns")
+    return {
+        "device": memory.device,
+        "name": summary.name,
+        "start_ns": min(times[0], span.start_ns),
+        "end_ns": max(times[-1], span.end_ns, times[0] + 1),
+        "times": times,
+        "bands": _bands(memory, times, rows, by),
+        "reserved": None if rows["reserved_bytes"].null_count() else rows["reserved_bytes"].to_list(),
+        "capacity_bytes": memory.capacity_bytes,
+        "peak_ns": memory.peak_ns,
+        "peak_bytes": memory.peak_bytes,
+        "steps": marks.rows(),
+        "by": [each for each in GROUPINGS if each == "category" or _is_known(memory, each)]
+        if summary.addressed
+        else [],
+        "facts": list(facts(summary)),
+    }
+
+
+def _is_known(memory: DeviceMemory, grouping: str) -> bool:
+    first = GROUPINGS[grouping][0]
+    return memory.blocks[first].null_count() < memory.blocks.height
+
+
+def _bands(memory: DeviceMemory, times: Sequence[int], rows: pl.DataFrame, by: str) -> list[Json]:
+    if not memory.blocks.height:
+        return [_band("allocated", "allocated", "", _COLOURS["allocated"], rows["allocated_bytes"].to_list())]
+    held = levels_by(memory, times, by, _BANDS)
+    if by == "category":
+        ordered = [name for name in CATEGORIES if held.get(name) is not None and held[name].any()]
+        return [
+            _band(name, name.replace("_", " "), CATEGORIES[name], _COLOURS[name], held[name].tolist())
+            for name in ordered
+        ]
+    colours = {name: _OF_LINES[place % len(_OF_LINES)] for place, name in enumerate(each for each in held if each)}
+    return [
+        _band(name, name or "all others", "", colours.get(name, _REST), bytes.tolist())
+        for name, bytes in held.items()
+        if bytes.any()
+    ]
+
+
+def _band(name: str, label: str, meaning: str, colour: str, bytes: list[int]) -> Json:
+    hatched = name == "unknown"
+    return {"name": name, "label": label, "meaning": meaning, "colour": colour, "hatched": hatched, "bytes": bytes}
+
+
+def memory_alive_json(view: View, device: str | None, time_ns: int) -> Json:
+    """What is alive on a device at a moment, the largest first, with its time and place."""
+    memory = device_memory(view, device)
+    row = int(np.searchsorted(memory.levels["start_ns"].to_numpy(), time_ns, side="right")) - 1
+    if row < 0:
+        return {"time_ns": time_ns, "bytes": 0, "count": 0, "blocks": []}
+    alive = alive_at(memory, row)
+    return {
+        "time_ns": time_ns,
+        "bytes": int(memory.levels["allocated_bytes"][row]),
+        "count": alive.height,
+        "blocks": alive.head(_ALIVE).drop("exact_line", "region").to_dicts(),
+    }
+
+
+def loading_json(view: View) -> Json:
+    """How steps wait for batches, and how long they would take with other numbers of workers."""
+    loading = loading_of(view)
+    load, made, waits = loading.load, loading.batches, loading.waits
+    tried = () if load is None else _tried(loading.workers, loading.processors, load.workers_needed())
+    return {
+        "workers": loading.workers,
+        "processors": loading.processors,
+        "step_ns": view.step_ns,
+        "wait_ns": view.per_step(loading.wait_ns),
+        "calls": loading.calls,
+        "batch_ns": made.clock_ns,
+        "waits": {name: waits[name].head(_WAITS).to_list() for name in ("start_ns", "wait_ns")},
+        "with_workers": [{"workers": each, "step_ns": _with_workers_ns(view, each)} for each in tried],
+        "facts": list(_loading_facts(view)),
+    }
+
+
+def _with_workers_ns(view: View, workers: int) -> int:
+    """The step with this number of workers; with more than there are it is shorter by what the finding promises."""
+    loading = loading_of(view)
+    if loading.load is not None and workers < (loading.workers or 0):
+        return max(view.step_ns, round(loading.load.step_ns(workers)))
+    saved_ns = loading.saved_ns(view, workers) if workers > (loading.workers or 0) else 0
+    return view.step_ns - view.per_step(saved_ns)
+
+
+def _tried(workers: int | None, processors: int | None, needed: int) -> list[int]:
+    """None, what there is and one more, and up to what is needed; no more than there are processors."""
+    most = min(max(needed + 1, (workers or 0) + 1, 4), max(processors or MOST_WORKERS, (workers or 0) + 1))
+    return (
+        list(range(most + 1)) if most <= 16 else sorted({0, 1, 2, 4, 8, needed, workers or 0, (workers or 0) + 1, most})
+    )
+
+
+def _loading_facts(view: View) -> list[tuple[str, str]]:
+    loading = loading_of(view)
+    wait = view.per_step(loading.wait_ns)
+    rows = [("waits for batches", f"{duration(wait)} {view.per}, {share(wait / view.step_ns)} of it")]
+    if loading.batches.clock_ns is not None:
+        rows.append(("a batch takes", f"{duration(loading.batches.clock_ns)} to make, in one process"))
+    if loading.workers is not None:
+        rows.append(("workers", count(loading.workers) if loading.workers else "none: the program makes its batches"))
+    if loading.processors is not None:
+        rows.append(("processors", f"{count(loading.processors)} that the program may use"))
+    return rows
+
+
+def telemetry_json(pictures: Sequence[tuple[int | None, TelemetryPicture]]) -> Json:
+    """Plots of each rank's telemetry."""
+    return {
+        "ranks": [
+            {
+                "rank": rank,
+                "duration_s": picture.duration_s,
+                "recorded_s": picture.recorded_s,
+                "notes": picture.notes,
+                "plots_left_out": picture.plots_left_out,
+                "plots": [
+                    {
+                        "group": plot.group,
+                        "title": plot.title,
+                        "unit": plot.unit,
+                        "left_out": plot.left_out,
+                        "lines": [
+                            {
+                                "label": line.label,
+                                **{name: line.points[name].to_list() for name in ("time_s", "value")},
+                                "step": line.points["step"].to_list() if line.points["step"].count() else None,
+                                "not_finite_s": line.not_finite_s,
+                            }
+                            for line in plot.lines
+                        ],
+                    }
+                    for plot in picture.plots
+                ],
+            }
+            for rank, picture in pictures
+        ]
+    }
+
+
+def roofline_json(trace: Trace) -> Json:
+    """What `stepscope roofline` lists, and the roofs of the devices."""
+    rows = with_graphs(roofline_table(trace, bounds=True), trace)
+    roofs = []
+    for device in rows["device"].unique().sort().to_list():
+        peaks = peaks_or_bounds(trace, device)
+        if peaks is not None:
+            rates = {name: flops / 1e12 for name, flops in peaks.flops_s.items()}
+            roofs.append(
+                {
+                    "device": device,
+                    "name": peaks.name,
+                    "gb_per_s": peaks.bandwidth_bytes_s / 1e9,
+                    "tflop_per_s": rates,
+                }
+            )
+    return {"roofs": roofs, "operators": rows.to_dicts()}
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """One rank's complete steps.
+
+    Attributes:
+        index: numbers of the steps, in order.
+        step_ns: their durations; shape (steps,).
+        cause_ns: by cause, idle time of the device (without one, the host's time) in each; shape (steps,).
+    """
+
+    name: str
+    rank: int | None
+    path: str
+    index: list[int]
+    step_ns: list[int]
+    cause_ns: dict[str, list[int]]
+
+
+def rank_steps(view: View) -> RankSteps:
+    steps = view.steps.filter(pl.col("complete")).sort("start_ns")
+    start = steps["start_ns"].to_numpy()
+    end = start + steps["duration_ns"].to_numpy()
+    metadata = view.trace.metadata
+    causes: dict[str, list[int]] = {}
+    for (cause,), pieces in view.pieces.group_by("cause", maintain_order=True):
+        begin = pieces["start_ns"].to_numpy()
+        place = np.searchsorted(start, begin, side="right") - 1
+        inside = (place >= 0) & (begin < end[np.maximum(place, 0)]) if len(end) else np.zeros(len(begin), np.bool_)
+        sums = np.zeros(steps.height, np.int64)
+        np.add.at(sums, place[inside], pieces["duration_ns"].to_numpy()[inside])
+        causes[str(cause)] = sums.tolist()
+    return RankSteps(
+        name=f"rank {metadata.rank}" if metadata.rank is not None else metadata.path,
+        rank=metadata.rank,
+        path=metadata.path,
+        index=steps["index"].to_list(),
+        step_ns=steps["duration_ns"].to_list(),
+        cause_ns=causes,
+    )
+
+
+def ranks_json(ranks: Sequence[RankSteps], cause: str, late: pl.DataFrame, sentences: Sequence[str]) -> Json:
+    """A figure of each rank and step: the idle time of a cause, or the step's time for "".
+
+    Args:
+        late: of the collectives that all ranks took part in, columns step, last and late_ns.
+    """
+    numbers = sorted({number for rank in ranks for number in rank.index})
+    column = {number: place for place, number in enumerate(numbers)}
+    sums: dict[str, int] = {}
+    for rank in ranks:
+        for name, times in rank.cause_ns.items():
+            sums[name] = sums.get(name, 0) + sum(times)
+    values: list[list[int | None]] = []
+    for rank in ranks:
+        row: list[int | None] = [None] * len(numbers)
+        for number, ns in zip(rank.index, rank.cause_ns.get(cause) or _none(rank, cause), strict=True):
+            row[column[number]] = ns
+        values.append(row)
+    return {
+        "ranks": [
+            {
+                "rank": rank.rank,
+                "name": rank.name,
+                "path": rank.path,
+                "step_ns": sum(rank.step_ns) // len(rank.step_ns) if rank.step_ns else None,
+            }
+            for rank in ranks
+        ],
+        "steps": numbers,
+        "causes": sorted(sums, key=lambda name: (-sums[name], name)),
+        "cause": cause,
+        "ns": values,
+        "slowest": _slowest(ranks, numbers, late),
+        "sentences": list(sentences),
+    }
+
+
+def _none(rank: RankSteps, cause: str) -> list[int]:
+    return rank.step_ns if cause == "" else [0] * len(rank.index)
+
+
+def _slowest(ranks: Sequence[RankSteps], numbers: Sequence[int], late: pl.DataFrame) -> list[int | None]:
+    """By step, the rank that the others wait for longest in collectives; without those, the one with the longest."""
+    found: dict[int, int] = {}
+    if late.height:
+        sums = (
+            late.group_by("step", "last").agg(pl.col("late_ns").sum()).sort("late_ns", "last", descending=[False, True])
+        )
+        found = {step: last for step, last, _ in sums.iter_rows()}
+    else:
+        longest: dict[int, int] = {}
+        for place, rank in enumerate(ranks):
+            for number, ns in zip(rank.index, rank.step_ns, strict=True):
+                if ns > longest.get(number, -1):
+                    longest[number], found[number] = ns, place
+    return [found.get(number) for number in numbers]

@@ -1,0 +1,356 @@
+/** Documents of the further views. Those of a command are what `stepscope COMMAND --json` (or `--format json`) writes. */
+
+export interface FurtherDocuments {
+  modules: Modules;
+  flame: Flame;
+  memory: Memory;
+  "memory-levels": MemoryLevels;
+  "memory-alive": MemoryAlive;
+  input: InputFunction[];
+  loading: Loading;
+  telemetry: TelemetryPlots;
+  roofline: Roofline;
+  whatif: WhatIf;
+  compare: Compare;
+  predict: Predict;
+  plan: Plan;
+  energy: Energy;
+  runs: Run[];
+  ranks: Ranks;
+}
+
+export interface Modules {
+  basis: "device" | "host";
+  steps: number; // 0: of the whole recording
+  total_ns: number;
+  modules: ModuleCost[]; // in the order of the tree
+}
+
+export interface ModuleCost {
+  module: string | null; // null: outside of modules
+  name: string | null;
+  depth: number;
+  forward_ns: number;
+  backward_ns: number;
+  total_ns: number;
+  host_ns: number;
+  idle_ns: number | null;
+  calls: number;
+  bytes_allocated: number;
+  self_ns: number;
+  share: number;
+}
+
+export interface Flame {
+  basis: "device" | "host";
+  total_ns: number;
+  dropped: number; // frames too small to draw
+  names: string[];
+  kinds: number[]; // of the names: 0 line, 1 phase, 2 operator, 3 other
+  frames: [name: number, parent: number, ns: number][]; // each after the one below it
+}
+
+export interface Memory {
+  devices: DeviceMemory[];
+}
+
+export interface DeviceMemory {
+  device: string;
+  name: string | null;
+  capacity_bytes: number | null;
+  reserved_bytes: number | null;
+  peak: { start_ns: number; bytes: number; step: number | null };
+  unused_reserved_bytes: number | null;
+  unused_reserved_share: number | null;
+  growth: { bytes_per_step: number; slope_bytes: number; level_bytes: number[] } | null;
+  categories: { category: string; bytes: number; share: number; blocks: number }[];
+  lines: { file: string | null; line: number | null; function: string | null; bytes: number; share: number; blocks: number }[];
+  operators: Record<string, string | number | null>[];
+  allocator: Record<string, string | number | null>[];
+}
+
+/** `memory-levels?device&by`, by "category" or "line". */
+export interface MemoryLevels {
+  device: string;
+  name: string | null;
+  start_ns: number;
+  end_ns: number;
+  times: number[]; // each level holds until the next time
+  bands: { name: string; label: string; meaning: string; colour: string; hatched: boolean; bytes: number[] }[]; // from the bottom
+  reserved: number[] | null;
+  capacity_bytes: number | null;
+  peak_ns: number;
+  peak_bytes: number;
+  steps: [number: number, start_ns: number][];
+  by: string[]; // what else it can be divided by
+  facts: [name: string, text: string][]; // as `stepscope memory` prints them
+}
+
+/** `memory-alive?device&time`: what is alive at a moment, the largest first. */
+export interface MemoryAlive {
+  time_ns: number;
+  bytes: number;
+  count: number; // of all blocks; the list has the largest
+  blocks: AliveBlock[];
+}
+
+export interface AliveBlock {
+  bytes: number;
+  category: string;
+  file: string | null;
+  line: number | null;
+  function: string | null;
+  module: string | null;
+  operator_name: string | null;
+  start_ns: number | null; // null: from before the recording
+  end_ns: number | null; // null: until its end
+}
+
+export interface InputFunction {
+  stage: string;
+  function: string;
+  file: string | null;
+  line: number | null;
+  calls: number;
+  total_ns: number;
+  self_ns: number;
+  share: number;
+  mean_ns: number;
+  runs_in: "main process" | "workers";
+  processor_ns: number | null;
+}
+
+/** How steps wait for batches, and how long a step would take with other numbers of workers. */
+export interface Loading {
+  workers: number | null;
+  processors: number | null;
+  step_ns: number;
+  wait_ns: number; // a step
+  calls: number; // batches asked for
+  batch_ns: number | null; // time to make one
+  waits: { start_ns: number[]; wait_ns: number[] };
+  with_workers: { workers: number; step_ns: number }[]; // empty where the time to make a batch is unknown
+  facts: [name: string, text: string][];
+}
+
+export interface TelemetryPlots {
+  ranks: {
+    rank: number | null;
+    duration_s: number;
+    recorded_s: [number, number] | null;
+    notes: string[];
+    plots_left_out: number;
+    plots: TelemetryPlot[];
+  }[];
+}
+
+export interface TelemetryPlot {
+  group: string;
+  title: string;
+  unit: string;
+  left_out: number; // lines
+  lines: { label: string; time_s: number[]; value: (number | null)[]; step: (number | null)[] | null; not_finite_s: number[] }[];
+}
+
+export interface Roofline {
+  roofs: { device: string; name: string; gb_per_s: number | null; tflop_per_s: Record<string, number> }[]; // by number type
+  operators: RooflineRow[];
+}
+
+export interface RooflineRow {
+  operator: string;
+  input_shapes: string;
+  calls: number;
+  device_ns: number;
+  limit: string | null;
+  share: number | null;
+  tflop_per_s: number | null;
+  gb_per_s: number | null;
+  number_type: string | null;
+  device_share: number;
+  flops: number | null;
+  bytes: number | null;
+  device: string;
+  kernel: string | null;
+  compute_share: number | null;
+  bandwidth_share: number | null;
+  peaks: string | null;
+  why: string | null;
+  better: string | null;
+}
+
+/** `whatif?remove&scale&launch_overhead&loader_workers&sync_every&graphs&overlap`; several values one a line. */
+export interface WhatIf {
+  steps: { source: string; count: number };
+  step_ns: number;
+  replayed_step_ns: number;
+  device: string | null;
+  unexplained_share: number;
+  why_not: string | null;
+  resources: Resource[];
+  causes: { cause: string; attributed_ns: number; attributed_share: number; saving_ns: number; saving_share: number }[] | null;
+  changes: Prospect[];
+  together: Prospect | null;
+  resources_then: Resource[] | null;
+  ranks: { name: string; measured_step_ns: number; step_ns: number; alone_step_ns: number }[];
+  sentences: string[]; // as `stepscope whatif` prints them
+  command: string; // that gives the same
+}
+
+export interface Resource {
+  kind: string;
+  cause: string | null;
+  ns: number; // of all steps
+  share: number;
+}
+
+export interface Prospect {
+  change: string;
+  step_ns: number;
+  saving_ns: number;
+  saving_share: number;
+}
+
+export interface Compare {
+  comparisons: Comparison[];
+}
+
+export interface Comparison {
+  before: Compared;
+  after: Compared;
+  verdict: string;
+  sentences: string[];
+  samples: { change: number; change_low: number; change_high: number; confidence: number; caveats: string[]; [more: string]: unknown };
+  basis: "device" | "host";
+  difference_ns: number;
+  notes: string[];
+  causes: Difference[];
+  lines: Difference[];
+  operators: Difference[];
+  kernels: Difference[];
+  modules: Difference[];
+  settings: Record<string, unknown>[];
+  [more: string]: unknown;
+}
+
+export interface Compared {
+  name: string;
+  paths: string[];
+  devices: string[];
+  step_count: number;
+  step_ns: number;
+}
+
+export interface Difference {
+  kind?: string;
+  name?: string | null;
+  module?: string | null;
+  file?: string | null;
+  line?: number | null;
+  function?: string | null;
+  input_shapes?: string | null;
+  match: string;
+  before_ns: number;
+  after_ns: number;
+  before_calls?: number;
+  after_calls?: number;
+  difference_ns: number;
+  share: number | null;
+}
+
+export interface Predict {
+  step_ns: number;
+  device: string | null;
+  why_not: string | null;
+  precision: string | null;
+  batch: number | null;
+  recorded_batch: number | null;
+  memory: { bytes: number | null; note: string } | null;
+  predictions: Prediction[];
+}
+
+export interface Prediction {
+  device: string;
+  step_ns: number | null;
+  low_ns: number | null;
+  high_ns: number | null;
+  speed_up: number | null;
+  samples_per_s: number | null;
+  busy_share: number | null;
+  limit: string | null;
+  limit_share: number | null;
+  limit_cause: string | null;
+  memory_bytes: number | null;
+  device_memory_bytes: number | null;
+  fits: boolean | null;
+  notes: string[];
+}
+
+export interface Plan {
+  trace: { step_ns: number; steps: number; device: string | null };
+  asked: { iterations: number; spot: boolean; deadline_h: number | null; budget_usd: number | null };
+  recommendation: string[];
+  machines: Machine[];
+  left_out: { what: string; reason: string; machines: number }[];
+  without_price: string[];
+  notes: string[];
+}
+
+export interface Machine {
+  provider: string;
+  instance: string;
+  region: string | null;
+  device: string;
+  devices: number;
+  on_front: boolean;
+  meets: boolean;
+  hours: number;
+  hours_low: number;
+  hours_high: number;
+  usd: number;
+  usd_low: number;
+  usd_high: number;
+  usd_h: number;
+  step_ns: number;
+  price_as_of: string;
+  price_is_old: boolean;
+  fits: boolean | null;
+}
+
+export interface Energy {
+  traces: { path: string; rank: number | null; step_ns: number; missing: string[]; devices: unknown[]; hosts: unknown[]; findings: EnergySaving[] }[];
+  total: { joules: number[] | number | null; is_estimate: boolean; unknown_devices: string[] };
+  run: { iterations: number; asked: boolean; pue: number; joules: number[] | null; kwh: number[] | null; kilograms: number[] | null; equivalences: unknown[] };
+  carbon: Record<string, unknown> | null;
+  [more: string]: unknown;
+}
+
+export interface EnergySaving {
+  rule: string;
+  title: string;
+  joules: number[] | null;
+  [more: string]: unknown;
+}
+
+export interface Run {
+  name: string;
+  path: string;
+  command: string;
+  started_unix_s: number;
+  ended_unix_s: number | null;
+  state: string; // as `stepscope runs` says it: "done", "not ended", "exit 1", "gone"
+  traces: number;
+  bytes: number;
+  recorded: [recorded: number, asked: number] | null; // steps, of a run that records now
+}
+
+/** `ranks?cause`: a figure of each rank and step; without a cause, the step's time. */
+export interface Ranks {
+  ranks: { rank: number | null; name: string; path: string; step_ns: number }[];
+  steps: number[]; // numbers
+  causes: string[]; // that can be asked for, the largest first
+  cause: string; // "" for the step's time
+  ns: (number | null)[][]; // by rank, then by step
+  slowest: (number | null)[]; // by step, the place of the rank in `ranks` that the others wait for
+  sentences: string[]; // findings across ranks
+}
