@@ -87,7 +87,7 @@ const LITTLE = 0.01; // of the window: rows with less are left out where there i
 
 export const gapLane = (device: string) => `gaps.${device}`;
 
-/** Place every lane: pinned ones first, each device's idle time before its queues, and that of the main thread after it. */
+/** Place every lane: pinned ones first, each device's idle time before its queues, that of the main thread before it. */
 export function layoutOf(model: Model, arrangement: Arrangement, shown: Range): Layout {
   if (arrangement.room === null) return placed(model, arrangement, shown, Infinity, Infinity);
   // As many rows of each lane as there is room for, then of the first one.
@@ -164,9 +164,9 @@ function placed(model: Model, { folded, opened, pinned, room }: Arrangement, sho
   }
   if (compact) model.gaps.forEach(drawGap);
   for (const each of lanes) {
+    if (each.lane.kind === "host") drawGap(model.gaps.find((gap) => gap.device === ""));
     if (each.lane.kind === "queue") drawGap(model.gaps.find((gap) => gap.device === each.lane.device));
     draw(each);
-    if (each.lane.kind === "host") drawGap(model.gaps.find((gap) => gap.device === ""));
   }
   model.gaps.forEach(drawGap);
   return { tracks, headings, height: Math.max(top - BETWEEN, ROW) };
