@@ -15,8 +15,9 @@ from stepscope.analysis.step_view import StepView
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
 from stepscope.view import timeline
+from stepscope.view.rows import Row, pixel_edges, value_of
 from stepscope.view.slices import places_of, slice_of, stretch
-from stepscope.view.timeline import Row, TimelineIndex, pixel_edges, value_of
+from stepscope.view.timeline import TimelineIndex
 
 Slice = tuple[int, int]
 

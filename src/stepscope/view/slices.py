@@ -13,7 +13,8 @@ from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import Times, union
-from stepscope.view.timeline import KIND_OF, KINDS, TABLES, Json, Lane, TimelineIndex, value_of
+from stepscope.view.rows import KIND_OF, KINDS, TABLES, Json, Lane, value_of
+from stepscope.view.timeline import TimelineIndex
 
 MOST_ROWS: Final = 300
 """Rows of each table of a stretch of time, the largest; the rest is counted."""
