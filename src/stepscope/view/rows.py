@@ -7,9 +7,12 @@ of those; narrower ones are told by the time that they cover in each pixel, from
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,7 +20,8 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows, depths, parents
+from stepscope.trace.model import Part
+from stepscope.trace.nesting import Nesting, Rows, depths, parents
 from stepscope.trace.window import Times
 
 LONGEST: Final = 400
@@ -181,63 +185,61 @@ class Slices:
 
 def slices_of(trace: Trace, main: int | None) -> Slices:
     """Build the slices of a trace; `main` is the lane of the main thread."""
-    columns, names = _columns(trace)
-    lane, start, duration = (
-        columns["lane"].to_numpy(),
-        columns["start_ns"].to_numpy(),
-        columns["duration_ns"].to_numpy(),
-    )
-    position = _positions(trace, columns, main)
+    columns = pl.concat([_columns(trace.table(table).with_row_index("row"), table, trace) for table in TABLES])
+    names = columns["name"].unique(maintain_order=True)
+    name = columns["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int32)
+    lane, start, duration = (columns[each].to_numpy() for each in ("lane", "start_ns", "duration_ns"))
     parent = parents(lane, start, duration)
     marks = _marks(columns, parent)
     if len(marks):
         lane = lane.copy()
-        lane[marks] += (1 + list(_BESIDE).index("annotations")) * trace.lanes.height
+        lane[marks] += _beside("annotations", trace)
         parent = parents(lane, start, duration)
-    depth = depths(parent).astype(np.int32)
-    key = position[lane].astype(np.int64) << 32 | depth
+    position = _positions(trace, _busy(columns), main)
+    key = position[lane].astype(np.int64) << 32 | depths(parent)
     order = np.lexsort((start, key))
     key, duration = key[order], duration[order]
     sums = np.cumsum(duration)
+    bounds = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)] if len(key) else [0]
     result = Slices(
         start=start[order],
         duration=duration,
         before=sums - duration,
-        name=columns["name"].to_numpy()[order],
+        name=name.to_numpy()[order],
         kind=columns["kind"].to_numpy()[order],
         table=columns["table"].to_numpy()[order],
         row=columns["row"].to_numpy()[order],
         names=names,
         lanes=(),
     )
-    return _with_lanes(trace, result, key, position, main)
+    rows = [(int(key[first]) >> 32, first, last) for first, last in pairwise(bounds)]
+    return _with_lanes(trace, result, rows, position, main)
 
 
-def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
-    """The slices of all tables with numbers instead of words, in the order of TABLES; and the names."""
-    count = trace.lanes.height
-    parts = []
-    for number, table in enumerate(TABLES):
-        beside = 0 if table == "annotations" or table not in _BESIDE else list(_BESIDE).index(table) + 1
-        kind = pl.lit(KINDS.index(KIND_OF[table])) if table in KIND_OF else _work_kind()
-        parts.append(
-            trace.table(table)
-            .with_row_index("row")
-            .select(
-                (pl.col("lane") + beside * count).cast(pl.Int32),
-                "start_ns",
-                "duration_ns",
-                pl.col("name").fill_null(""),
-                kind.cast(pl.Int8).alias("kind"),
-                pl.lit(number, pl.Int8).alias("table"),
-                "row",
-                is_step=pl.col("step").is_not_null() if table == "annotations" else pl.lit(False),
-            )
-        )
-    columns = pl.concat(parts)
-    names = columns["name"].unique(maintain_order=True)
-    coded = columns["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int32)
-    return columns.with_columns(coded.alias("name")), names
+def _columns(rows: pl.DataFrame, table: str, trace: Trace) -> pl.DataFrame:
+    """Slices of a table, which has the numbers of its rows, with numbers for table and kind."""
+    kind = pl.lit(KINDS.index(KIND_OF[table])) if table in KIND_OF else _work_kind()
+    return rows.select(
+        (pl.col("lane") + (0 if table == "annotations" else _beside(table, trace))).cast(pl.Int32),
+        "start_ns",
+        "duration_ns",
+        pl.col("name").fill_null(""),
+        kind.cast(pl.Int8).alias("kind"),
+        pl.lit(TABLES.index(table), pl.Int8).alias("table"),
+        pl.col("row").cast(pl.UInt32),
+        is_step=pl.col("step").is_not_null() if table == "annotations" else pl.lit(False),
+    )
+
+
+def _beside(table: str, trace: Trace) -> int:
+    """What is added to the number of a lane for the one beside it, 0 for tables that nest with others."""
+    return (list(_BESIDE).index(table) + 1) * trace.lanes.height if table in _BESIDE else 0
+
+
+def _busy(columns: pl.DataFrame) -> pl.DataFrame:
+    """Time of operators and launches by lane: columns lane, ns."""
+    works = pl.col("table").is_in([TABLES.index("operators"), TABLES.index("launches")])
+    return columns.filter(works).group_by("lane").agg(ns=pl.col("duration_ns").sum())
 
 
 def _marks(columns: pl.DataFrame, parent: Rows) -> Rows:
@@ -259,13 +261,11 @@ def _work_kind() -> pl.Expr:
     return pl.col("kind").replace_strict(codes, default=codes["other"], return_dtype=pl.Int8)
 
 
-def _positions(trace: Trace, columns: pl.DataFrame, main: int | None) -> Rows:
+def _positions(trace: Trace, busy: pl.DataFrame, main: int | None) -> Rows:
     """Place of each lane in the timeline: the main thread, other threads by their work, workers, queues, the rest.
 
-    A lane's waits and lines come before it; they have the numbers of lanes after all others.
+    A lane's marks, waits and lines come before it; they have the numbers of lanes after all others.
     """
-    works = pl.col("table").is_in([TABLES.index("operators"), TABLES.index("launches")])
-    busy = columns.filter(works).group_by("lane").agg(ns=pl.col("duration_ns").sum())
     order = (
         trace.lanes.join(busy, on="lane", how="left")
         .with_columns(kind=_lane_kind(), ns=pl.col("ns").fill_null(0), is_main=pl.col("lane") == pl.lit(main, pl.Int32))
@@ -297,12 +297,13 @@ def _lane_kind() -> pl.Expr:
     )
 
 
-def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows, main: int | None) -> Slices:
-    """Add the lanes, by the place and depth of each slice."""
-    bounds = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)] if len(key) else [0]
+def _with_lanes(
+    trace: Trace, slices: Slices, found: list[tuple[int, int, int]], position: Rows, main: int | None
+) -> Slices:
+    """Add the lanes: of each row, by depth, the place of its lane, its first and its last (excluded) slice."""
     rows: dict[int, list[tuple[int, int]]] = {}
-    for first, last in pairwise(bounds):
-        rows.setdefault(int(key[first]) >> 32, []).append((first, last))
+    for place, first, last in found:
+        rows.setdefault(place, []).append((first, last))
     number_at = np.argsort(position)
     described = trace.lanes.with_columns(shown_as=_lane_kind()).rows(named=True)
     processes = {row["process"] for row in described if row["kind"] == "host_thread"}
@@ -318,7 +319,7 @@ def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows, main: i
         label = label if alone else prefixes[beside] + label
         kept, around = _without_frames_around(slices, bounds_of_rows)
         lanes.append(Lane(f"{number}.{beside}", label, row["shown_as"], row["device"] or "", kept, around))
-    return Slices(**{**vars(slices), "lanes": tuple(lanes)})
+    return replace(slices, lanes=tuple(lanes))
 
 
 def _label(row: Json, several_processes: bool) -> str:
@@ -344,3 +345,181 @@ def _without_frames_around(
         around.append(first)
     names = tuple(value_of(slices.names[int(slices.name[first])]) for first in around[:-1])
     return tuple(rows[len(names) :]), names
+
+
+def slices_in_files(trace: Trace, main: int | None) -> Slices:
+    """The same slices in files, built in memory that does not grow with the trace.
+
+    Where there are Python frames, the steps of every thread have a lane beside it.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="stepscope-timeline-")
+    written = _Written(Path(folder.name), trace)
+    has_frames = any(part.span.rows for part in trace.parts("frames"))
+    for columns in _by_time(trace):
+        written.add(columns, has_frames)
+    position = _positions(trace, written.busy, main)
+    slices, rows = written.sorted(position)
+    folder.cleanup()  # the open files stay until nothing refers to them
+    return _with_lanes(trace, slices, rows, position, main)
+
+
+class _Source:
+    """Rows of a table, read part by part."""
+
+    def __init__(self, trace: Trace, table: str) -> None:
+        self._trace, self._table = trace, table
+        self._parts: list[Part] = [part for part in trace.parts(table) if part.span.rows][::-1]
+        self._rows = 0
+        self.waiting = _columns(trace.scan(table).head(0).collect().with_row_index("row"), table, trace)
+
+    def read(self) -> None:
+        """Read the next part."""
+        rows = self._parts.pop().read("lane", "start_ns", "duration_ns", "name", *_MORE.get(self._table, ()))
+        numbered = rows.with_row_index("row", self._rows)
+        self._rows += rows.height
+        self.waiting = pl.concat([self.waiting, _columns(numbered, self._table, self._trace)])
+
+    @property
+    def known_until(self) -> int:
+        """All rows that start before have been read."""
+        if not self._parts:
+            return 2**63 - 1
+        return int(self.waiting["start_ns"][-1]) if self.waiting.height else -1
+
+    def take(self, before_ns: int) -> pl.DataFrame:
+        count = int(np.searchsorted(self.waiting["start_ns"].to_numpy(), before_ns, side="left"))
+        taken, self.waiting = self.waiting[:count], self.waiting[count:]
+        return taken
+
+
+_MORE: Final = {"annotations": ("step",), "device_work": ("kind",)}
+"""Columns of tables that the timeline needs besides those of all slices."""
+
+
+def _by_time(trace: Trace) -> Iterator[pl.DataFrame]:
+    """Slices of all tables, a stretch of time after another, in nesting order."""
+    sources = [_Source(trace, table) for table in TABLES]
+    until = -1
+    while until < 2**63 - 1:
+        behind = min(sources, key=lambda source: source.known_until)
+        if behind.known_until < 2**63 - 1:
+            behind.read()
+        until = min(source.known_until for source in sources)
+        columns = pl.concat([source.take(until) for source in sources])
+        if columns.height:
+            yield columns.sort("start_ns", "duration_ns", descending=[False, True], maintain_order=True)
+
+
+class _Written:
+    """Columns of slices in files, in order of time and later by row."""
+
+    _TYPES: Final = {
+        "start": np.int64,
+        "duration": np.int64,
+        "before": np.int64,
+        "name": np.int32,
+        "kind": np.int8,
+        "table": np.int8,
+        "row": np.uint32,
+    }
+
+    def __init__(self, folder: Path, trace: Trace) -> None:
+        self._folder, self._trace = folder, trace
+        self._files = {name: (folder / f"{name}.time").open("wb") for name in (*self._TYPES, "key") if name != "before"}
+        self._nesting = Nesting()
+        self._depths = (folder / "depths").open("wb")
+        self._names: dict[str, int] = {}
+        self._busy: list[pl.DataFrame] = []
+        self._counts: dict[int, int] = {}
+
+    @property
+    def busy(self) -> pl.DataFrame:
+        parts = pl.concat(self._busy) if self._busy else pl.DataFrame(schema={"lane": pl.Int32, "ns": pl.Int64})
+        return parts.group_by("lane").agg(pl.col("ns").sum())
+
+    def add(self, columns: pl.DataFrame, steps_beside: bool) -> None:
+        """Add slices that all start after those added before."""
+        self._busy.append(_busy(columns))
+        if steps_beside:
+            beside = pl.when("is_step").then(_beside("annotations", self._trace)).otherwise(0)
+            columns = columns.with_columns(pl.col("lane") + beside.cast(pl.Int32))
+        lane, start, duration = (columns[each].to_numpy() for each in ("lane", "start_ns", "duration_ns"))
+        key = lane.astype(np.int64) << 32 | self._depth(self._nesting.add(lane, start, duration))
+        for number, count in zip(*(each.tolist() for each in np.unique(key, return_counts=True)), strict=True):
+            self._counts[number] = self._counts.get(number, 0) + count
+        names = columns["name"].unique(maintain_order=True)
+        codes = np.array([self._names.setdefault(name, len(self._names)) for name in names.to_list()], np.int32)
+        name = codes[columns["name"].cast(pl.Enum(names)).to_physical().to_numpy()]
+        arrays = {"start": start, "duration": duration, "name": name, "key": key}
+        for each, file in self._files.items():
+            file.write(arrays[each].tobytes() if each in arrays else columns[each].to_numpy().tobytes())
+
+    def _depth(self, parent: Rows) -> Rows:
+        """Depth of the slices added last; those of all before them are in a file."""
+        first = self._nesting.count - len(parent)
+        outside = (parent >= 0) & (parent < first)
+        depth = (parent >= 0).astype(np.int64)
+        if outside.any():
+            before = np.memmap(self._folder / "depths", np.int32, "r", shape=(first,))
+            depth[outside] += before[parent[outside]]
+        above = np.where(parent >= first, parent - first, -1)
+        active = np.flatnonzero(above >= 0)
+        while active.size:
+            over = above[active]
+            depth[active] += depth[over]
+            above[active] = above[over]
+            active = active[above[active] >= 0]
+        self._depths.write(depth.astype(np.int32).tobytes())
+        self._depths.flush()
+        return depth
+
+    def sorted(self, position: Rows) -> tuple[Slices, list[tuple[int, int, int]]]:
+        """All slices by row, and of each row the place of its lane, its first and its last (excluded) slice."""
+        for file in (*self._files.values(), self._depths):
+            file.close()
+        keys = sorted(self._counts, key=lambda key: (position[key >> 32], key & 0xFFFFFFFF))
+        total = sum(self._counts.values())
+        by_row = {name: self._array(f"{name}.row", kind, total) for name, kind in self._TYPES.items()}
+        by_time = {
+            name: self._array(f"{name}.time", np.int64 if name == "key" else self._TYPES[name], total, "r")
+            for name in self._files
+        }
+        ends: dict[int, int] = {}
+        rows: list[tuple[int, int, int]] = []
+        first = 0
+        for number in keys:
+            ends[number] = first
+            rows.append((int(position[number >> 32]), first, first + self._counts[number]))
+            first += self._counts[number]
+        for begin in range(0, total, _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            key = by_time["key"][part]
+            order = np.argsort(key, kind="stable")
+            found = key[order]
+            bounds = [0, *(np.flatnonzero(found[1:] != found[:-1]) + 1).tolist(), len(found)]
+            for name, values in by_time.items():
+                if name != "key":
+                    ordered = values[part][order]
+                    for low, high in pairwise(bounds):
+                        place = ends[int(found[low])]
+                        by_row[name][place : place + high - low] = ordered[low:high]
+            for low, high in pairwise(bounds):
+                ends[int(found[low])] += high - low
+        _write_sums(by_row["duration"], by_row["before"])
+        return Slices(**by_row, names=pl.Series(list(self._names), dtype=pl.String), lanes=()), rows
+
+    def _array(self, name: str, kind: Any, total: int, mode: Literal["r", "w+"] = "w+") -> npt.NDArray[Any]:
+        return np.memmap(self._folder / name, kind, mode, shape=(total,)) if total else np.zeros(0, kind)
+
+
+_CHUNK: Final = 4_000_000
+
+
+def _write_sums(duration: Times, before: Times) -> None:
+    """Write the sum of the durations before each slice."""
+    carried = 0
+    for begin in range(0, len(duration), _CHUNK):
+        part = duration[begin : begin + _CHUNK]
+        sums = np.cumsum(part)
+        before[begin : begin + _CHUNK] = sums - part + carried
+        carried += int(sums[-1])

@@ -30,12 +30,15 @@ from stepscope.view.rows import (
     Row,
     Slices,
     pixel_edges,
+    slices_in_files,
     slices_of,
     value_of,
 )
 
 MOST_SLICES: Final = 20_000
 """A window with no more slices than this holds all of them, one by one."""
+MOST_IN_MEMORY: Final = 4_000_000
+"""Slices of a trace that are kept in memory; more are in files."""
 WIDTHS: Final = (1, 8192)
 _MARKS_KEPT: Final = 4
 
@@ -73,8 +76,9 @@ class Series:
 def series_of(trace: Trace) -> list[Series]:
     """Memory of each device and all counters."""
     found = []
+    memory = trace.scan("memory").select("device", "start_ns", "total_allocated", "total_reserved").collect()
     for column, what in (("total_allocated", "allocated"), ("total_reserved", "reserved")):
-        known = trace.memory.filter(pl.col(column).is_not_null()).sort("device", "start_ns", maintain_order=True)
+        known = memory.filter(pl.col(column).is_not_null()).sort("device", "start_ns", maintain_order=True)
         for (device,), rows in known.group_by("device", maintain_order=True):
             label = f"memory {what} ({'CPU' if device == 'cpu' else f'device {device}'})"
             points = rows["start_ns"].to_numpy(), rows[column].cast(pl.Float64).to_numpy()
@@ -163,15 +167,25 @@ class Marked:
 
 
 class TimelineIndex:
-    """All that the timeline of one trace is drawn from, each part built when it is first needed."""
+    """All that the timeline of one trace is drawn from, each part built when it is first needed.
 
-    def __init__(self, view: StepView) -> None:
-        self.view = view
-        self.trace = view.trace
+    Args:
+        view: of the trace, or of the part of it that is analysed.
+        whole: the trace that is drawn, if that is more. If it has many slices, they are in files, and idle time, steps,
+            lines and modules are those of the part only.
+    """
+
+    def __init__(self, view: StepView, whole: Trace | None = None) -> None:
+        self.trace = view.trace if whole is None else whole
+        slices = sum(part.span.rows for table in TABLES for part in self.trace.parts(table))
+        self.in_files = slices > MOST_IN_MEMORY
+        self.is_partial = whole is not None and self.in_files
+        self.view = view if whole is None or self.is_partial else StepView(whole, user_code=view.user_code)
 
     @cached_property
     def slices(self) -> Slices:
-        return slices_of(self.trace, self.view.lane)
+        build = slices_in_files if self.in_files else slices_of
+        return build(self.trace, self.view.lane)
 
     @cached_property
     def host_kinds(self) -> Rows:
@@ -192,8 +206,8 @@ class TimelineIndex:
     def gaps(self) -> list[Gaps]:
         """Idle time of each device; without a device, the main thread's time apart from computing."""
         idle = self.view.idle
-        if not self.trace.working_devices:
-            pieces = host_time(self.trace, activity=self.view.activity).filter(pl.col("cause") != "compute")
+        if not self.view.trace.working_devices:
+            pieces = host_time(self.view.trace, activity=self.view.activity).filter(pl.col("cause") != "compute")
             idle = pieces.with_columns(device=pl.lit(""), trigger=pl.lit(None, pl.String))
         parts = merged_gaps(idle).partition_by("device", as_dict=True, maintain_order=True)
         return [Gaps(str(device), pieces) for (device,), pieces in parts.items()]
@@ -276,7 +290,7 @@ class TimelineIndex:
                 kinds = [KINDS.index(word) for word in (("operator",) if kind == "operator" else WORK_KINDS)]
                 named = np.array([value_of(name) == value for name in slices.names.to_list()], np.bool_)
                 result |= named[slices.name] & np.isin(slices.kind, kinds)
-            elif kind in ("line", "module"):
+            elif kind in ("line", "module") and not self.is_partial:
                 result |= self._belonging(kind, value)
         return result
 
