@@ -168,6 +168,7 @@ class Controller {
   private axis: Painter | null = null;
   private map: Painter | null = null;
   private colours: Colours | null = null;
+  private isPainted = false;
   private frame = 0;
   private last = 0;
   private resting = 0;
@@ -333,6 +334,8 @@ class Controller {
     const { canvas } = this.lanes;
     if (canvas.style.height !== `${visible}px`) canvas.style.height = `${visible}px`;
     const scene = this.scene(model, shown, scroll.scrollTop);
+    if (!this.isPainted) performance.mark("timeline-painted");
+    this.isPainted = true;
     this.lanes.fit(this.width, visible);
     this.lanes.lanes(scene);
     this.axis.fit(this.width, AXIS);

@@ -21,7 +21,7 @@ export function TimelineView() {
   const chosen = sliceIn(parameter("slice"));
   const marked = rangeIn(parameter("measure"));
   const slice = useLatest("slice", chosen && { ...chosen });
-  const stretch = useLatest("range", { ...(marked ?? shown ?? {}) });
+  const stretch = useLatest("stretch", { ...(marked ?? shown ?? {}) });
   const search = useSearch();
   const goTo = (place: SlicePlace) => {
     const room = Math.max(place.duration, 200) * 4;
@@ -70,7 +70,7 @@ export function TimelineView() {
 }
 
 /** A document whose last value stays until there is another one; none is asked for without parameters. */
-function useLatest<Name extends "slice" | "range">(name: Name, parameters: Parameters | null): Loaded<Documents[Name]> {
+function useLatest<Name extends "slice" | "stretch">(name: Name, parameters: Parameters | null): Loaded<Documents[Name]> {
   const [loaded, set] = useState<Loaded<Documents[Name]>>({});
   useEffect(() => {
     if (!parameters) return set({});
@@ -151,7 +151,7 @@ function useSearch(): Search {
     abort.current?.abort();
     const own = (abort.current = new AbortController());
     try {
-      const places = await fetchDocument("search", { text, near: Math.max(Math.round(near), 0) }, own.signal);
+      const places = await fetchDocument("places", { text, near: Math.max(Math.round(near), 0) }, own.signal);
       return own.signal.aborted ? null : places;
     } catch {
       return null;

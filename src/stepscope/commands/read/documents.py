@@ -121,7 +121,8 @@ def _diagnosis(opened: OpenTrace, options: Options) -> Any:
 def _timeline(opened: OpenTrace, options: Options) -> Any:
     start, end = number(options, "start"), number(options, "end")
     width = number(options, "width", least=1, most=100_000)
-    return opened.timeline.window(start, end, width or 1000, path=options.get("path", "") not in ("", "0", "false"))
+    path = options.get("path", "") not in ("", "0", "false")
+    return opened.timeline.window(start, end, width or 1000, path=path, mark=options.get("mark", ""))
 
 
 def _lines(opened: OpenTrace, options: Options) -> Any:
