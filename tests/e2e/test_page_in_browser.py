@@ -188,7 +188,7 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     for step in range(3):
         begin = 1000 * step
         recording.step(begin, 1000, step)
-        recording.frame(begin, 600, f"{HOSTILE}.py(5): {HOSTILE}")
+        recording.frame(begin, 600, "</script><img src=x>.py(5): <b>load</b>")
         recording.operator(begin + 620, 200, f"aten::{HOSTILE}")
         recording.module(begin + 620, 200, HOSTILE)
         recording.launched(begin + 640, begin + 700, 100, HOSTILE, 2 * step)
