@@ -35,7 +35,7 @@ TRACES: Final = (
 )
 AXE: Final = Path(__file__).parents[2] / "web" / "node_modules" / "axe-core" / "axe.min.js"
 START_S: Final = 60.0
-SETTLED_S: Final = 30.0
+SETTLED_S: Final = 20.0
 MOST_SHIFT: Final = 0.1
 BEFORE: Final = """
     window.shifts = [];
@@ -64,12 +64,14 @@ class Page:
 
     def settle(self) -> None:
         """Wait until nothing loads any more."""
-        deadline = time.monotonic() + SETTLED_S
-        script = "document.querySelector('main') !== null && document.querySelector('.loading') === null"
-        while not self.script(script):
-            assert time.monotonic() < deadline, self.text("body")
-            time.sleep(0.05)
+        self.wait("document.querySelector('main') !== null && document.querySelector('.loading') === null")
         self.script("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def wait(self, condition: str, about: str = "") -> None:
+        deadline = time.monotonic() + SETTLED_S
+        while not self.script(condition):
+            assert time.monotonic() < deadline, (about, condition, self.text("body"))
+            time.sleep(0.05)
 
     def script(self, expression: str) -> Any:
         return self.browser.script(expression)
@@ -167,9 +169,7 @@ def assert_every_view_opens(page: Page) -> None:
         page.show(view)
         assert page.texts(".failed") == [], view
         page.browser.resize(360, 740)
-        page.settle()
-        wide = page.script("document.documentElement.scrollWidth")
-        assert wide <= 360, (view, wide)
+        page.wait("document.documentElement.scrollWidth <= 360", view)
         page.browser.resize(1280, 800)
     page.assert_silent()
 
