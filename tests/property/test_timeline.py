@@ -16,7 +16,7 @@ from stepscope.errors import UsageError
 from stepscope.trace import Trace
 from stepscope.view import timeline
 from stepscope.view.slices import places_of, slice_of, stretch
-from stepscope.view.timeline import Row, TimelineIndex, pixel_edges
+from stepscope.view.timeline import Row, TimelineIndex, pixel_edges, value_of
 
 Slice = tuple[int, int]
 
@@ -218,3 +218,9 @@ def test_a_slice_knows_what_it_launched_and_is_found_by_its_name() -> None:
     assert places["lanes"] == [{"id": "0.0", "count": 2, "ns": 30}, {"id": "1.0", "count": 1, "ns": 10}]
     with pytest.raises(UsageError):
         slice_of(index, "operators", 2)
+
+
+def test_long_names_have_the_value_that_the_page_gives_them() -> None:
+    # The values are those of valueOf in web/src/selection.ts.
+    assert value_of("x" * 400) == "x" * 400
+    assert value_of("é😀x" * 150) == "é😀x" * 25 + "…c7hlgd"

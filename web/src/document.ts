@@ -9,32 +9,49 @@ export interface Loaded<Value> {
   error?: string;
 }
 
+type Name = string & keyof Documents;
+
 const KEPT = 24;
 const kept = new Map<string, Loaded<unknown>>();
+const coming = new Map<string, Promise<unknown>>();
+const NOTHING: Loaded<unknown> = {};
 
-/** What was loaded once is there at once; `isKept` is false for what is large or changes. */
-export function useDocument<Name extends string & keyof Documents>(
-  name: Name,
-  parameters: Parameters = {},
-  isKept = name !== "timeline",
-): Loaded<Documents[Name]> {
+/** What was loaded once is there at once; `isKept` is false for what is large or changes. Without a name, nothing is loaded. */
+export function useDocument<Wanted extends Name>(name: Wanted | null, parameters: Parameters = {}, isKept = name !== "timeline"): Loaded<Documents[Wanted]> {
   const key = `${name}?${JSON.stringify(parameters)}`;
-  const [loaded, set] = useState<{ key: string; state: Loaded<unknown> }>({ key, state: kept.get(key) ?? {} });
+  const [loaded, set] = useState({ key, state: kept.get(key) ?? NOTHING });
   useEffect(() => {
+    if (name === null) return;
     if (kept.has(key)) return set({ key, state: kept.get(key)! });
     const abort = new AbortController();
-    const finish = (state: Loaded<unknown>) => {
-      if (abort.signal.aborted) return;
-      if (isKept && state.value !== undefined) keep(key, state);
-      set({ key, state });
-    };
-    fetchDocument(name, parameters, abort.signal).then(
+    const finish = (state: Loaded<unknown>) => abort.signal.aborted || set({ key, state });
+    (isKept ? shared(key, name, parameters) : fetchDocument(name, parameters, abort.signal)).then(
       (value) => finish({ value }),
       (error: unknown) => finish({ error: error instanceof Error ? error.message : String(error) }),
     );
     return () => abort.abort();
   }, [key]);
-  return (loaded.key === key ? loaded.state : (kept.get(key) ?? {})) as Loaded<Documents[Name]>;
+  return (loaded.key === key ? loaded.state : (kept.get(key) ?? NOTHING)) as Loaded<Documents[Wanted]>;
+}
+
+/** A document that not every session has: nothing is loaded, and nothing comes, where it does not. */
+export function useOptional<Wanted extends Name>(name: Wanted): Documents[Wanted] | undefined {
+  const has = useDocument("session").value?.documents.includes(name) ?? false;
+  return useDocument(has ? name : null).value;
+}
+
+/** One request for all components that ask at once. */
+function shared(key: string, name: Name, parameters: Parameters): Promise<unknown> {
+  const known = coming.get(key);
+  if (known) return known;
+  const asked = fetchDocument(name, parameters)
+    .then((value) => {
+      keep(key, { value });
+      return value;
+    })
+    .finally(() => coming.delete(key));
+  coming.set(key, asked);
+  return asked;
 }
 
 function keep(key: string, state: Loaded<unknown>): void {

@@ -35,6 +35,23 @@ export function figure(value: number, unit: string): string {
   return unit === "share" ? share(value) : count(value);
 }
 
+/** Seconds within a run, with minutes and hours if there are any. */
+export function seconds(s: number): string {
+  if (s < 120) return s ? duration(s * 1e9) : "0 s";
+  const minutes = Math.floor(Math.round(s) / 60);
+  const hours = Math.floor(minutes / 60);
+  return hours ? `${hours} h ${minutes % 60} min` : `${minutes} min ${Math.round(s) % 60} s`;
+}
+
+/** A logged or sampled value with its unit, such as "bytes", "share" or "W". */
+export function measured(value: number, unit: string): string {
+  if (unit === "bytes") return size(value);
+  if (unit === "bytes/s") return `${size(value)}/s`;
+  if (unit === "share") return share(value);
+  const number = Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(4)));
+  return unit ? `${number} ${unit}` : number;
+}
+
 /** The value of a table's cell with the unit that the column's name implies. */
 export function cell(column: string, value: unknown): string {
   if (value === null || value === undefined) return "";

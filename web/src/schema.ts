@@ -19,7 +19,7 @@ export interface Session {
   kinds: Record<string, Cause>; // palette of device work and slices
 }
 
-/** A window of the timeline: `timeline?start&end&width&path`. Times are integer nanoseconds from the start of the trace. */
+/** A window of the timeline: `timeline?start&end&width&path&mark`. Times are integer nanoseconds from the start of the trace. */
 export interface Timeline {
   start: number;
   end: number;
@@ -52,6 +52,8 @@ export interface Row {
   table: number[]; // number of a name
   row: number[]; // row of the table, for details; -1 for none
   busy: number[]; // nanoseconds of each pixel that narrower slices cover; empty where there are none
+  marked?: number[]; // with `mark`: 1 for slices that are pointed out
+  marked_busy?: number[]; // of each pixel, the part of `busy` that they cover
 }
 
 /** Values over time, each until the next; or, where there are too many, the least and the largest of each pixel. */
@@ -74,7 +76,7 @@ export interface Gap {
   busy: Record<string, number[]>; // by cause, nanoseconds of each pixel covered by narrower gaps
 }
 
-/** What ran between two moments, all times cut at them: `range?start&end`. */
+/** What ran between two moments, all times cut at them: `stretch?start&end`. */
 export interface Stretch {
   start: number;
   end: number;
@@ -99,7 +101,7 @@ export interface SlicePlace {
   duration: number;
 }
 
-/** Slices whose name contains a text: `search?text&near`. */
+/** Slices whose name contains a text: `places?text&near`. */
 export interface Places {
   text: string;
   count: number;
@@ -270,8 +272,8 @@ export interface Documents extends FurtherDocuments {
   lines: Lines;
   links: Links;
   timeline: Timeline;
-  range: Stretch;
-  search: Places;
+  stretch: Stretch;
+  places: Places;
   slice: Slice;
   [name: string]: unknown;
 }

@@ -15,8 +15,8 @@ const SMALL = 0.02; // a line with less of a cause is not what the cause is abou
 /** A name as a value of the address; names of megabytes become their beginning and a hash. */
 export function valueOf(name: string): string {
   if (name.length <= LONGEST) return name;
-  let hash = 5381;
-  for (let at = 0; at < name.length; at++) hash = ((hash * 33) ^ name.charCodeAt(at)) >>> 0;
+  let hash = 5381 ^ name.length;
+  for (let at = 0; at < Math.min(name.length, 10_000); at++) hash = ((hash * 33) ^ name.charCodeAt(at)) >>> 0;
   return `${name.slice(0, 100)}…${hash.toString(36)}`;
 }
 

@@ -19,7 +19,7 @@ from typing import Final
 from stepscope.commands import installation, machine
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
-from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
+from stepscope.commands.read import compare, costs, diagnose, export, tables, view, whatif
 from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
@@ -48,6 +48,7 @@ GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
         "read a trace",
         (
             diagnose.COMMAND,
+            view.COMMAND,
             whatif.COMMAND,
             compare.COMPARE,
             compare.HISTORY,

@@ -141,7 +141,7 @@ def _drawn(report: TraceReport, view: View) -> TraceReport:
     return replace(
         report,
         picture=_drawn_step(view, report.diagnosis),
-        telemetry=_telemetry(view.trace),
+        telemetry=telemetry_beside(view.trace),
         flame=flame_graph(view.trace, view.attribution),
         memory=memory_pictures(view.trace, attribution=view.attribution),
     )
@@ -175,7 +175,8 @@ def _drawn_step(view: View, diagnosis: Diagnosis) -> StepPicture:
     return step_picture(view.trace, window, view.idle, path=critical_path(view.experiment))
 
 
-def _telemetry(trace: Trace) -> TelemetryPicture | None:
+def telemetry_beside(trace: Trace) -> TelemetryPicture | None:
+    """What the program logged and sampled, of the files beside the trace; None without any."""
     from stepscope.analysis.telemetry import telemetry_picture
     from stepscope.trace.telemetry import read_telemetry, telemetry_files
 

@@ -263,6 +263,11 @@ def json_bytes(report: dict[str, Any]) -> bytes:
     return printable_json(msgspec.json.format(encoded, indent=2)) + b"\n"
 
 
+def compact_json(value: object) -> bytes:
+    """Any value of a report as one line of JSON in UTF-8; invisible characters are escaped."""
+    return printable_json(msgspec.json.encode(value, enc_hook=_plain))
+
+
 def _plain(value: object) -> object:
     return value.rows(named=True) if isinstance(value, pl.DataFrame) else str(value)
 

@@ -59,14 +59,33 @@ _COLOURS: Final[dict[str, tuple[str, bool]]] = {
     "once": ("#5f6670", False),
 }
 _OTHER_COLOUR: Final = ("#5f6670", True)
-_COMPUTE: Final = "#9fb9d4"
+_COMPUTE, _COPY = "#9fb9d4", "#e0d3ad"
 _DEVICE_RESOURCES: Final[dict[str, tuple[str, str, str, bool]]] = {
     "compute": ("device: computation", "the device computed", _COMPUTE, False),
     "communication": ("communication", "data moved between ranks, or a rank waited for the others", _BLUE, False),
-    "copy": ("device: copies", "memory was copied", "#e0d3ad", False),
+    "copy": ("device: copies", "memory was copied", _COPY, False),
     "launch_latency": ("launch latency", CAUSES["launch_latency"], _SKY, True),
     "wait": ("unexplained", CAUSES["unknown"], *_OTHER_COLOUR),
 }
+_SLICES: Final[dict[str, tuple[str, str]]] = {
+    "annotation": ("a range that the program or its framework named", "#c9bce8"),
+    "module": ("a call of a module of the network", "#b9d3c9"),
+    "frame": ("a Python function", "#ccd8e5"),
+    "operator": ("an operator of the framework", "#9db8d6"),
+    "launch": ("a call of the device's runtime", "#6f96c2"),
+    "line": ("a line of your code", "#d7c3b0"),
+    "compute": ("the device computed", _COMPUTE),
+    "communication": ("data moved between ranks, or a rank waited for the others", "#5fa3d9"),
+    "copy": ("memory was copied", _COPY),
+    "copy_in": ("memory was copied to the device", _COPY),
+    "copy_out": ("memory was copied from the device", "#d3bd7d"),
+    "copy_on_device": ("memory was copied within the device", "#c9c2ab"),
+    "set": ("memory was filled with a value", "#d5dae0"),
+    "other": ("other work", "#c3c9d1"),
+    "memory": ("memory over time", "#7a9cc6"),
+    "counter": ("a counter over time", "#8fb3a5"),
+}
+"""Kind of slice or of work -> its meaning and colour."""
 _MARKUP: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026"}
 
 
@@ -157,6 +176,21 @@ def cause_view(cause: str) -> TemplateVariables:
     label = cause.replace("_", " ")
     ink = "#fff" if colour == _BLUE else "#111"
     return {"label": label, "meaning": CAUSES.get(cause, ""), "colour": colour, "hatched": hatched, "ink": ink}
+
+
+def cause_palette() -> dict[str, TemplateVariables]:
+    """Every cause by its name, and "compute" of host time."""
+    return {**{cause: cause_view(cause) for cause in CAUSES}, "compute": resource_view("host", "compute")}
+
+
+def kind_palette() -> dict[str, TemplateVariables]:
+    """Every kind of slice, of device work and of pieces of the critical path by its name."""
+    path = {kind: resource_view(kind, None) for kind in _DEVICE_RESOURCES}
+    slices = {
+        kind: {"label": kind.replace("_", " "), "meaning": meaning, "colour": colour, "hatched": False, "ink": "#111"}
+        for kind, (meaning, colour) in _SLICES.items()
+    }
+    return {**path, **slices}
 
 
 def resource_key(kind: str, cause: str | None) -> str:

@@ -161,9 +161,18 @@ def loading_json(view: View) -> Json:
         "calls": loading.calls,
         "batch_ns": made.clock_ns,
         "waits": {name: waits[name].head(_WAITS).to_list() for name in ("start_ns", "wait_ns")},
-        "with_workers": [{"workers": each, "step_ns": round(load.step_ns(each))} for each in tried] if load else [],
+        "with_workers": [{"workers": each, "step_ns": _with_workers_ns(view, each)} for each in tried],
         "facts": list(_loading_facts(view)),
     }
+
+
+def _with_workers_ns(view: View, workers: int) -> int:
+    """The step with this number of workers; with more than there are it is shorter by what the finding promises."""
+    loading = loading_of(view)
+    if loading.load is not None and workers < (loading.workers or 0):
+        return max(view.step_ns, round(loading.load.step_ns(workers)))
+    saved_ns = loading.saved_ns(view, workers) if workers > (loading.workers or 0) else 0
+    return view.step_ns - view.per_step(saved_ns)
 
 
 def _tried(workers: int | None, processors: int | None, needed: int) -> list[int]:

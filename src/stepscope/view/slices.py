@@ -13,7 +13,7 @@ from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import Times, union
-from stepscope.view.timeline import KIND_OF, KINDS, NAME_LENGTH, TABLES, Json, Lane, TimelineIndex
+from stepscope.view.timeline import KIND_OF, KINDS, TABLES, Json, Lane, TimelineIndex, value_of
 
 MOST_ROWS: Final = 300
 """Rows of each table of a stretch of time, the largest; the rest is counted."""
@@ -23,9 +23,11 @@ MOST_PARTNERS: Final = 100
 _WORK: Final = TABLES.index("device_work")
 
 
-def stretch(index: TimelineIndex, start_ns: int, end_ns: int) -> Json:
+def stretch(index: TimelineIndex, start_ns: int | None = None, end_ns: int | None = None) -> Json:
     """The document `Stretch` of web/src/schema.ts: what ran between two moments; all times are cut at them."""
-    window = np.array([start_ns, max(end_ns, start_ns)], np.int64)
+    first, last = index.bounds
+    start = first if start_ns is None else start_ns
+    window = np.array([start, max(last if end_ns is None else end_ns, start)], np.int64)
     found, spent = _inside(index, window)
     by_name, total = _by_name(index, found, spent, window)
     lines, modules = _by_place(index, found, spent, window)
@@ -72,7 +74,7 @@ def _by_name(index: TimelineIndex, found: Rows, spent: Times, window: Times) -> 
     return [
         {
             "kind": KINDS[kind],
-            "name": slices.names[name][:NAME_LENGTH],
+            "name": value_of(slices.names[name]),
             "count": count,
             "ns": ns,
             "self_ns": (self_ns or 0) if KINDS[kind] in hosts else None,
@@ -193,7 +195,7 @@ def _place(index: TimelineIndex, position: int) -> Json:
         "table": TABLES[slices.table[position]],
         "row": int(slices.row[position]),
         "kind": KINDS[slices.kind[position]],
-        "name": slices.names[int(slices.name[position])][:NAME_LENGTH],
+        "name": value_of(slices.names[int(slices.name[position])]),
         "start": int(slices.start[position]),
         "duration": int(slices.duration[position]),
     }

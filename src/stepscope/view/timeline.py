@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -22,14 +22,16 @@ from stepscope.analysis.host import TABLES as HOST_TABLES
 from stepscope.analysis.host import host_time
 from stepscope.analysis.step_view import StepView
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows, depths, parents
+from stepscope.trace.nesting import Rows, at, depths, parents
 from stepscope.trace.window import Times
 
 MOST_SLICES: Final = 20_000
 """A window with no more slices than this holds all of them, one by one."""
-NAME_LENGTH: Final = 300
-"""Longest name in a window, in characters: a C++ kernel name can have tens of thousands."""
+LONGEST: Final = 400
+"""Longest name in a window, in UTF-16 units: a C++ kernel name can have tens of thousands."""
+_HASHED: Final = 10_000
 WIDTHS: Final = (1, 8192)
+_MARKS_KEPT: Final = 4
 LOADER_WORKER: Final = re.compile(r"pt_data_worker|pt_data_pin|data_?loader|loader worker", re.IGNORECASE)
 
 TABLES: Final = (
@@ -52,13 +54,28 @@ KIND_OF: Final = {
     "synchronisations": "wait",
     "lines": "line",
 }
-_WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
-KINDS: Final = (*KIND_OF.values(), *_WORK_KINDS)
-_BESIDE: Final = {"synchronisations": " (waits)", "lines": " (lines)"}
-"""Tables whose slices do not nest with the others of their lane, and have one of their own."""
+WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
+KINDS: Final = (*KIND_OF.values(), *WORK_KINDS)
+_BESIDE: Final = {"annotations": "marks: ", "synchronisations": "waits: ", "lines": "lines: "}
+"""Tables whose slices do not nest with the others of their lane, and have one beside it; annotations: see `_marks`."""
 
 LaneKind: TypeAlias = Literal["host", "worker", "queue", "path", "memory", "counter", "other"]
 Json: TypeAlias = dict[str, Any]
+
+
+@lru_cache(maxsize=16384)
+def value_of(name: str) -> str:
+    """A name as the page refers to it: long ones become their beginning and a hash, as in web/src/selection.ts."""
+    if len(name) <= LONGEST // 2:
+        return name
+    units = np.frombuffer(name.encode("utf-16-le", "surrogatepass"), "<u2")
+    if len(units) <= LONGEST:
+        return name
+    number = 5381 ^ len(units)
+    for unit in units[:_HASHED].tolist():
+        number = (number * 33 ^ unit) & 0xFFFFFFFF
+    start = units[:100].tobytes().decode("utf-16-le", "surrogatepass")
+    return f"{start}…{np.base_repr(number, 36).lower()}"
 
 
 class Detail(NamedTuple):
@@ -179,9 +196,14 @@ def slices_of(trace: Trace, main: int | None) -> Slices:
         columns["start_ns"].to_numpy(),
         columns["duration_ns"].to_numpy(),
     )
-    parent = parents(lane, start, duration)
-    depth = depths(parent).astype(np.int32)
     position = _positions(trace, columns, main)
+    parent = parents(lane, start, duration)
+    marks = _marks(columns, parent)
+    if len(marks):
+        lane = lane.copy()
+        lane[marks] += (1 + list(_BESIDE).index("annotations")) * trace.lanes.height
+        parent = parents(lane, start, duration)
+    depth = depths(parent).astype(np.int32)
     key = position[lane].astype(np.int64) << 32 | depth
     order = np.lexsort((start, key))
     key, duration = key[order], duration[order]
@@ -197,7 +219,7 @@ def slices_of(trace: Trace, main: int | None) -> Slices:
         names=names,
         lanes=(),
     )
-    return _with_lanes(trace, result, key, position)
+    return _with_lanes(trace, result, key, position, main)
 
 
 def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
@@ -205,7 +227,7 @@ def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
     count = trace.lanes.height
     parts = []
     for number, table in enumerate(TABLES):
-        beside = list(_BESIDE).index(table) + 1 if table in _BESIDE else 0
+        beside = 0 if table == "annotations" or table not in _BESIDE else list(_BESIDE).index(table) + 1
         kind = pl.lit(KINDS.index(KIND_OF[table])) if table in KIND_OF else _work_kind()
         parts.append(
             trace.table(table)
@@ -218,6 +240,7 @@ def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
                 kind.cast(pl.Int8).alias("kind"),
                 pl.lit(number, pl.Int8).alias("table"),
                 "row",
+                is_step=pl.col("step").is_not_null() if table == "annotations" else pl.lit(False),
             )
         )
     columns = pl.concat(parts)
@@ -226,8 +249,22 @@ def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
     return columns.with_columns(coded.alias("name")), names
 
 
+def _marks(columns: pl.DataFrame, parent: Rows) -> Rows:
+    """Annotations that outlive what they began in, such as a step that begins inside of the profiler's own frames.
+
+    Nested in those, all that is in them would be as deep; so they, and the steps of their thread, have a lane beside.
+    """
+    start, duration = columns["start_ns"].to_numpy(), columns["duration_ns"].to_numpy()
+    lane, is_mark = columns["lane"].to_numpy(), columns["table"].to_numpy() == TABLES.index("annotations")
+    rows = np.flatnonzero(is_mark & (parent >= 0))
+    around = parent[rows]
+    crossing = rows[start[rows] + duration[rows] // 2 > start[around] + duration[around]]
+    steps = np.flatnonzero(columns["is_step"].to_numpy() & is_mark)
+    return np.union1d(crossing, steps[np.isin(lane[steps], lane[crossing])])
+
+
 def _work_kind() -> pl.Expr:
-    codes = {kind: KINDS.index(kind) for kind in _WORK_KINDS}
+    codes = {kind: KINDS.index(kind) for kind in WORK_KINDS}
     return pl.col("kind").replace_strict(codes, default=codes["other"], return_dtype=pl.Int8)
 
 
@@ -269,7 +306,7 @@ def _lane_kind() -> pl.Expr:
     )
 
 
-def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows) -> Slices:
+def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows, main: int | None) -> Slices:
     """Add the lanes, by the place and depth of each slice."""
     bounds = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)] if len(key) else [0]
     rows: dict[int, list[tuple[int, int]]] = {}
@@ -278,13 +315,16 @@ def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows) -> Slic
     number_at = np.argsort(position)
     described = trace.lanes.with_columns(shown_as=_lane_kind()).rows(named=True)
     processes = {row["process"] for row in described if row["kind"] == "host_thread"}
-    suffixes = ["", *_BESIDE.values()]
+    prefixes = ["", *_BESIDE.values()]
     lanes = []
     for place, bounds_of_rows in rows.items():
         beside, number = divmod(int(number_at[place]), len(described))
         row = described[number]
         alone = not any(number_at[other] % len(described) == number for other in rows if other != place)
-        label = _label(row, len(processes) > 1) + ("" if alone else suffixes[beside])
+        label = _label(row, len(processes) > 1)
+        if number == main and "main" not in label.lower():
+            label = f"main {label}" if label.startswith("thread") else f"main: {label}"
+        label = label if alone else prefixes[beside] + label
         kept, around = _without_frames_around(slices, bounds_of_rows)
         lanes.append(Lane(f"{number}.{beside}", label, row["shown_as"], row["device"] or "", kept, around))
     return Slices(**{**vars(slices), "lanes": tuple(lanes)})
@@ -311,7 +351,7 @@ def _without_frames_around(
         if not holds or int(slices.start[first] + slices.duration[first]) < ends:
             break
         around.append(first)
-    names = tuple(slices.names[int(slices.name[first])][:NAME_LENGTH] for first in around[:-1])
+    names = tuple(value_of(slices.names[int(slices.name[first])]) for first in around[:-1])
     return tuple(rows[len(names) :]), names
 
 
@@ -391,7 +431,7 @@ class Gaps:
             number = names.setdefault(cause, len(names))
             for index in detail.rows.tolist():
                 trigger = triggers[index]
-                told = -1 if trigger is None else names.setdefault(trigger[:NAME_LENGTH], len(names))
+                told = -1 if trigger is None else names.setdefault(value_of(trigger), len(names))
                 found.append((int(row.start[index]), int(row.duration[index]), number, told))
         start, duration, causes, triggers_ = (
             (list(each) for each in zip(*sorted(found), strict=True)) if found else ([],) * 4
@@ -420,6 +460,21 @@ def merged_gaps(idle: pl.DataFrame) -> pl.DataFrame:
     whole = rows.with_columns(same, breaks).group_by("run", "piece", maintain_order=True)
     merged = whole.agg(*(pl.col(key).first() for key in keys), start.min(), pl.col("end_ns").max())
     return merged.select(*keys, start, duration_ns=pl.col("end_ns") - start)
+
+
+class Marked:
+    """Some of the slices, by row."""
+
+    def __init__(self, slices: Slices, chosen: npt.NDArray[np.bool_]) -> None:
+        self.slices, self.chosen = slices, chosen
+        self._rows: dict[int, Row] = {}
+
+    def row(self, first: int, last: int) -> Row:
+        """Those of a row."""
+        if first not in self._rows:
+            mine = first + np.flatnonzero(self.chosen[first:last])
+            self._rows[first] = Row.of(self.slices.start[mine], self.slices.duration[mine])
+        return self._rows[first]
 
 
 class TimelineIndex:
@@ -479,18 +534,25 @@ class TimelineIndex:
         return (bounds for lane in self.slices.lanes for bounds in lane.rows)
 
     def window(
-        self, start_ns: int | None = None, end_ns: int | None = None, width: int = 1000, *, path: bool = False
+        self,
+        start_ns: int | None = None,
+        end_ns: int | None = None,
+        width: int = 1000,
+        *,
+        path: bool = False,
+        mark: str = "",
     ) -> Json:
         """The document `Timeline` of web/src/schema.ts: what a window of this width in pixels shows.
 
         Args:
             path: with a lane of the critical path.
+            mark: what to point out, such as "operator:aten::mm" or "line:train.py:12"; several in as many lines.
         """
         first, last = self.bounds
         start = first if start_ns is None else start_ns
         end = max(last if end_ns is None else end_ns, start + 1)
         edges = pixel_edges(start, end, min(max(width, WIDTHS[0]), WIDTHS[1]))
-        document = _Document(self.slices, edges, self._is_whole(edges))
+        document = _Document(self.slices, edges, self._is_whole(edges), self.marked(mark) if mark else None)
         lanes = [document.lane(lane) for lane in self.slices.lanes]
         if path:
             lanes.insert(0, document.path(self.path))
@@ -506,6 +568,51 @@ class TimelineIndex:
             "gaps": [gaps.window(edges, document.names) for gaps in self.gaps],
             "names": list(document.names),
         }
+
+    def marked(self, mark: str) -> Marked:
+        """The slices that a choice on the page is about; the last few are kept."""
+        if mark not in self._marked:
+            if len(self._marked) >= _MARKS_KEPT:
+                del self._marked[next(iter(self._marked))]
+            self._marked[mark] = Marked(self.slices, self._slices_of(mark))
+        return self._marked[mark]
+
+    @cached_property
+    def _marked(self) -> dict[str, Marked]:
+        return {}
+
+    def _slices_of(self, mark: str) -> npt.NDArray[np.bool_]:
+        """Whether each slice has one of these names, or belongs to one of these lines or modules."""
+        slices = self.slices
+        result = np.zeros(len(slices.start), np.bool_)
+        for each in mark.split("\n"):
+            kind, _, value = each.partition(":")
+            if kind in ("operator", "kernel"):
+                kinds = [KINDS.index(word) for word in (("operator",) if kind == "operator" else WORK_KINDS)]
+                named = np.array([value_of(name) == value for name in slices.names.to_list()], np.bool_)
+                result |= named[slices.name] & np.isin(slices.kind, kinds)
+            elif kind in ("line", "module"):
+                result |= self._belonging(kind, value)
+        return result
+
+    def _belonging(self, kind: str, value: str) -> npt.NDArray[np.bool_]:
+        view, slices = self.view, self.slices
+        about = view.attribution
+        if kind == "line":
+            those = [
+                number for number, each in enumerate(about.places) if value_of(f"{each.file}:{each.line}") == value
+            ]
+            host, work = about.place, about.work_place
+        else:
+            inside = f"{value}."
+            those = [number for number, each in enumerate(about.modules) if each == value or each.startswith(inside)]
+            host, work = about.module, about.work_module
+        result = np.zeros(len(slices.start), np.bool_)
+        for table in (*HOST_TABLES, "device_work"):
+            of_row = work if table == "device_work" else at(host, view.activity.slices_of(table))
+            here = slices.table == TABLES.index(table)
+            result[here] = np.isin(of_row[slices.row[here].astype(np.int64)], those)
+        return result
 
     def _is_whole(self, edges: Times) -> bool:
         count = 0
@@ -529,8 +636,8 @@ class TimelineIndex:
 class _Document:
     """A window being written: its lanes, and the names that they refer to by number."""
 
-    def __init__(self, slices: Slices, edges: Times, whole: bool) -> None:
-        self.slices, self.edges, self.whole = slices, edges, whole
+    def __init__(self, slices: Slices, edges: Times, whole: bool, marked: Marked | None) -> None:
+        self.slices, self.edges, self.whole, self.marked = slices, edges, whole, marked
         self.names: dict[str, int] = {}
         self._numbers = np.full(len(slices.names), -1, np.int64)  # of the slices' names
         self._kinds = np.array([self.names.setdefault(kind, len(self.names)) for kind in KINDS])
@@ -544,21 +651,26 @@ class _Document:
     def _row(self, first: int, last: int) -> Json:
         part = self.slices.part(first, last)
         detail = part.whole(self.edges) if self.whole else part.detail(self.edges)
-        at = first + detail.rows
+        shown = first + detail.rows
+        pointed_out: Json = {}
+        if self.marked is not None:
+            narrow = np.zeros(0) if self.whole else self.marked.row(first, last).detail(self.edges).busy
+            pointed_out = {"marked": self.marked.chosen[shown].astype(int).tolist(), "marked_busy": narrow.tolist()}
         return {
-            "start": self.slices.start[at].tolist(),
-            "duration": self.slices.duration[at].tolist(),
-            "name": self._named(self.slices.name[at]),
-            "kind": self._kinds[self.slices.kind[at]].tolist(),
-            "table": self._tables[self.slices.table[at]].tolist(),
-            "row": self.slices.row[at].tolist(),
+            **pointed_out,
+            "start": self.slices.start[shown].tolist(),
+            "duration": self.slices.duration[shown].tolist(),
+            "name": self._named(self.slices.name[shown]),
+            "kind": self._kinds[self.slices.kind[shown]].tolist(),
+            "table": self._tables[self.slices.table[shown]].tolist(),
+            "row": self.slices.row[shown].tolist(),
             "busy": detail.busy.tolist(),
         }
 
     def _named(self, codes: npt.NDArray[np.int32]) -> list[int]:
         new = np.unique(codes[self._numbers[codes] < 0])
         for code in new.tolist():
-            self._numbers[code] = self.names.setdefault(self.slices.names[code][:NAME_LENGTH], len(self.names))
+            self._numbers[code] = self.names.setdefault(value_of(self.slices.names[code]), len(self.names))
         return self._numbers[codes].tolist()  # type: ignore[no-any-return]
 
     def path(self, path: pl.DataFrame) -> Json:
@@ -568,7 +680,7 @@ class _Document:
         detail = row.whole(self.edges) if whole else row.detail(self.edges)
         shown = path[detail.rows]
         words = shown.select(
-            pl.col("name").fill_null("").str.head(NAME_LENGTH),
+            pl.col("name").fill_null("").map_elements(value_of, return_dtype=pl.String),
             kind=pl.when(pl.col("kind") == "host").then(pl.col("cause").fill_null("unknown")).otherwise("kind"),
             table=pl.col("table").fill_null(""),
         )

@@ -1,7 +1,7 @@
 /** What surrounds every view: tabs, what is chosen, theme, shortcuts. */
 
 import { useEffect, useRef } from "preact/hooks";
-import { useDocument } from "../document";
+import { useDocument, useOptional } from "../document";
 import { duration, moment, short } from "../format";
 import { findingOf } from "../selection";
 import { change, choose, href, look, range, selection, show } from "../state";
@@ -35,7 +35,7 @@ export function Top({ title, onHelp }: { title: string; onHelp: () => void }) {
 }
 
 function Chips() {
-  const diagnosis = useDocument("diagnosis").value;
+  const diagnosis = useOptional("diagnosis");
   const session = useDocument("session").value;
   const chosen = selection.value;
   const stretch = range.value;
@@ -118,22 +118,23 @@ export function Shortcuts({ views, open, onClose }: { views: View[]; open: boole
   );
 }
 
-/** Keys of the whole page; those of a view stay its own. */
+/** Keys of the whole page. "g" and a letter come before the keys of a view, which may use the letter; all others after them. */
 export function useKeys(views: View[], onHelp: () => void): void {
   useEffect(() => {
-    let isGoing = 0;
-    const press = (event: KeyboardEvent) => {
-      const target = event.target as HTMLElement;
-      if (event.ctrlKey || event.metaKey || event.altKey || target.matches?.("input, textarea, select, [contenteditable]") || document.querySelector("dialog[open]")) return;
-      const went = event.timeStamp - isGoing < 1200 && views.find((view) => view.key === event.key);
-      isGoing = event.key === "g" ? event.timeStamp : 0;
-      if (went) {
-        event.stopImmediatePropagation();
-        return show(went.name);
-      }
+    let went = Number.NEGATIVE_INFINITY;
+    const go = (event: KeyboardEvent) => {
+      if (isElsewhere(event)) return;
+      const chosen = event.timeStamp - went < 1200 && views.find((view) => view.key === event.key);
+      went = event.key === "g" ? event.timeStamp : Number.NEGATIVE_INFINITY;
+      if (!chosen) return;
+      event.stopImmediatePropagation();
+      show(chosen.name);
+    };
+    const act = (event: KeyboardEvent) => {
+      if (isElsewhere(event) || event.defaultPrevented) return;
       if (event.key === "?") onHelp();
       else if (event.key === "t") switchTheme();
-      else if (event.key === "Escape" && !event.defaultPrevented) change({ choose: null, range: null });
+      else if (event.key === "Escape") change({ choose: null, range: null });
       else if (event.key === "/") {
         const filter = document.querySelector<HTMLInputElement>("main [data-filter]");
         if (!filter) return;
@@ -142,7 +143,17 @@ export function useKeys(views: View[], onHelp: () => void): void {
         filter.select();
       }
     };
-    addEventListener("keydown", press, true);
-    return () => removeEventListener("keydown", press, true);
+    addEventListener("keydown", go, true);
+    addEventListener("keydown", act);
+    return () => {
+      removeEventListener("keydown", go, true);
+      removeEventListener("keydown", act);
+    };
   }, [views]);
+}
+
+/** Whether a key is for a field or a dialog. */
+function isElsewhere(event: KeyboardEvent): boolean {
+  const target = event.target as HTMLElement;
+  return event.ctrlKey || event.metaKey || event.altKey || target.matches?.("input, textarea, select") || document.querySelector("dialog[open]") !== null;
 }

@@ -16,9 +16,10 @@ export interface StepTime {
 export function stepTimes(diagnosis: Diagnosis, session?: Session): StepTime[] {
   const { steps, accounting, host } = diagnosis;
   const cause = (key: string, ns: number): Part => ({ ...causeOf(session, key), key, ns });
-  const each = (window: number) => (steps.source === "none" || !steps.count ? window : Math.round(window / steps.count));
-  const scaled = (device: string | null, parts: Part[]): StepTime => {
-    const whole = each(parts.reduce((sum, part) => sum + part.ns, 0));
+  const isStep = steps.source !== "none" && steps.step_ns > 0;
+  const scaled = (device: string | null, all: Part[]): StepTime => {
+    const parts = isStep ? all.filter((part) => part.key !== ONCE) : all; // a step has no part of what is done once
+    const whole = isStep ? steps.step_ns : parts.reduce((sum, part) => sum + part.ns, 0);
     const exact = apportion(parts.map((part) => part.ns), whole);
     return { device, whole, parts: parts.map((part, place) => ({ ...part, ns: exact[place]! })).filter((part) => part.ns > 0) };
   };
@@ -34,6 +35,7 @@ export function stepTimes(diagnosis: Diagnosis, session?: Session): StepTime[] {
     });
 }
 
+const ONCE = "once";
 const SHOWN = 8;
 const SMALL = 0.002;
 

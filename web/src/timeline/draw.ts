@@ -3,7 +3,7 @@
 import type { Cause, Lane } from "../schema";
 import type { Range } from "../state";
 import { axisOf } from "./axis";
-import { detail, firstTouching } from "./detail";
+import { type Covered, type Detail, detail, firstTouching, type Slices } from "./detail";
 import type { DrawnGap, DrawnRow, Layout, Model, Track } from "./model";
 
 export interface Colours {
@@ -35,7 +35,7 @@ export interface Scene {
   chosen: { table: string; row: number } | null;
   arrows: Arrow[];
   /** Whether a slice belongs to what is chosen; null if nothing is, so that all are. */
-  matches: ((name: string, kind: string, table: string, row: number) => boolean) | null;
+  matches: ((name: string, kind: string) => boolean) | null;
   matchesCause: ((cause: string) => boolean) | null;
 }
 
@@ -44,11 +44,19 @@ const DIM = 0.22;
 const LABELLED = 26; // CSS pixels of a slice with room for a name
 const FONT = "11px system-ui, sans-serif";
 
+/** Time of each pixel in one colour. */
+interface Series {
+  colour: string;
+  hatched: boolean;
+  alpha: number;
+  busy: Float64Array;
+}
+
 export class Painter {
   private readonly context: CanvasRenderingContext2D;
   private readonly patterns = new Map<string, CanvasPattern>();
   private readonly widths = new Map<string, number>();
-  private readonly rgb = new Map<string, [number, number, number]>();
+  private readonly rgb = new Map<string, Channels>();
   private strip: ImageData | null = null;
   private ratio = 1;
   private edges = new Float64Array(0);
@@ -84,7 +92,7 @@ export class Painter {
     }
     this.steps(scene);
     for (const range of scene.frames) this.framed(range, shown, colours.accent);
-    if (scene.marked) this.band(scene.marked, shown, colours.accent, 0.18);
+    if (scene.marked) this.framed(scene.marked, shown, colours.accent);
     for (const arrow of scene.arrows) this.arrow(scene, arrow);
     context.globalAlpha = 1;
   }
@@ -129,10 +137,10 @@ export class Painter {
     this.begin(colours.soft);
     this.measure(whole);
     const gap = model.gaps[0];
-    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height);
+    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height, false);
     else {
       const busiest = model.lanes.find(({ rows }) => rows.length);
-      if (busiest) this.busyStrip(busiest.rows[0]!, 0, canvas.height, this.kind(scene, "operator").colour, colours.soft, 1);
+      if (busiest) this.busyStrip(busiest.rows[0]!, 0, canvas.height, this.kind(scene, "operator").colour, colours.soft, false);
     }
     context.globalAlpha = 0.55;
     context.fillStyle = colours.card;
@@ -176,7 +184,7 @@ export class Painter {
     const { context, ratio, canvas } = this;
     const { shown, model, matches, chosen } = scene;
     const { names } = model.document;
-    const { rows } = this.busyStrip(row, top, height, this.narrow(scene, of), scene.colours.card, matches ? DIM : 1);
+    const rows = this.busyStrip(row, top, height, this.narrow(scene, of), scene.colours.card, matches !== null);
     context.textBaseline = "middle";
     let fill = "";
     for (const at of rows) {
@@ -186,7 +194,8 @@ export class Painter {
       const kind = names[row.kind[at]!]!;
       const table = names[row.table[at]!]!;
       const { colour, hatched } = of.kind === "path" ? (scene.causes[kind] ?? this.kind(scene, kind)) : this.kind(scene, kind);
-      context.globalAlpha = matches && !matches(names[row.name[at]!]!, kind, table, row.row[at]!) ? DIM : 1;
+      const isShown = row.marked ? row.marked[at] === 1 : !matches || matches(names[row.name[at]!]!, kind);
+      context.globalAlpha = isShown ? 1 : DIM;
       if (hatched && width > 3) {
         context.fillStyle = this.hatch(colour);
         fill = "";
@@ -206,38 +215,45 @@ export class Painter {
     context.globalAlpha = 1;
   }
 
-  /** What is narrower than a pixel: each column as high as the share of the pixel that it covers. */
-  private busyStrip(row: DrawnRow, top: number, height: number, colour: string, background: string, alpha: number): { rows: number[] } {
-    const { edges } = this;
-    const found = detail(row, edges);
-    let busy = found.busy;
-    if (row.covered) {
-      busy ??= new Float64Array(edges.length - 1);
-      row.covered.addTo(busy, edges);
+  /** What is narrower than a pixel: each column as high as the share of the pixel that it covers; returns what is wider. */
+  private busyStrip(row: DrawnRow, top: number, height: number, colour: string, background: string, isDim: boolean): number[] {
+    const { rows, busy } = this.busyOf(row, row.covered);
+    if (!busy) return rows;
+    const marked = row.marks && this.busyOf(row.marks.slices, row.marks.covered).busy;
+    const series: Series[] = [];
+    if (marked) {
+      series.push({ colour, hatched: false, alpha: 1, busy: marked });
+      for (let x = 0; x < busy.length; x++) busy[x] = Math.max(busy[x]! - marked[x]!, 0);
     }
-    if (busy) this.columns(top, height, background, alpha, [[colour, false, busy]]);
-    return found;
+    series.push({ colour, hatched: false, alpha: row.marks || isDim ? DIM : 1, busy });
+    this.columns(top, height, background, series);
+    return rows;
+  }
+
+  private busyOf(slices: Slices, covered: Covered | null): Detail {
+    const { rows, busy } = detail(slices, this.edges);
+    if (!covered) return { rows, busy };
+    const sum = busy ?? new Float64Array(this.edges.length - 1);
+    const any = covered.addTo(sum, this.edges);
+    return { rows, busy: any ? sum : busy };
   }
 
   /** Columns stacked from the bottom, each series as high as its share of the pixel. */
-  private columns(top: number, height: number, background: string, alpha: number, series: [string, boolean, Float64Array][]): void {
+  private columns(top: number, height: number, background: string, series: Series[]): void {
     const width = this.canvas.width;
     if (!this.strip || this.strip.width !== width || this.strip.height !== height) this.strip = this.context.createImageData(width, height);
     const data = new Uint32Array(this.strip.data.buffer);
     const under = this.channels(background);
-    const pack = ([r, g, b]: [number, number, number]) => (255 << 24) | (b << 16) | (g << 8) | r;
-    const mix = (of: [number, number, number]) => pack(of.map((each, at) => Math.round(each * alpha + under[at]! * (1 - alpha))) as [number, number, number]);
-    data.fill(pack(under));
+    data.fill(packed(under));
     const pixel = this.edges[1]! - this.edges[0]!;
     const filled = series.length > 1 ? new Float64Array(width) : null;
-    for (const [colour, hatched, busy] of series) {
-      const plain = mix(this.channels(colour));
-      const dark = hatched ? mix(this.channels(colour).map((each) => each * 0.45) as [number, number, number]) : plain;
+    for (const { colour, hatched, alpha, busy } of series) {
+      const plain = packed(mixed(this.channels(colour), under, alpha));
+      const dark = hatched ? packed(mixed(mixed(this.channels(colour), [0, 0, 0], 0.45), under, alpha)) : plain;
       for (let x = 0; x < width; x++) {
         if (!busy[x]) continue;
-        const share = Math.min(busy[x]! / pixel, 1) * height;
         const from = filled ? filled[x]! : 0;
-        const to = Math.min(from + share, height);
+        const to = Math.min(from + (busy[x]! / pixel) * height, height);
         if (filled) filled[x] = to;
         // At least one row of pixels, so that nothing is invisible.
         const low = Math.min(Math.round(from), height - 1);
@@ -248,7 +264,7 @@ export class Painter {
     this.context.putImageData(this.strip, 0, top);
   }
 
-  private gaps(scene: Scene, gap: DrawnGap, top: number, height: number): void {
+  private gaps(scene: Scene, gap: DrawnGap, top: number, height: number, isNamed = true): void {
     const { context, ratio, canvas, edges } = this;
     const { shown, model, causes, matchesCause, colours } = scene;
     const { names } = model.document;
@@ -258,8 +274,8 @@ export class Painter {
     if (busy) narrowByCause(gap, names, edges, of);
     for (const [cause, covered] of gap.covered) covered.addTo(of(cause), edges);
     const shade = (cause: string) => (matchesCause && !matchesCause(cause) ? colours.line : (causes[cause] ?? UNKNOWN).colour);
-    const series = [...byCause].map(([cause, sums]): [string, boolean, Float64Array] => [shade(cause), (causes[cause] ?? UNKNOWN).hatched, sums]);
-    if (series.length) this.columns(top, height, colours.soft, 1, series);
+    const series = [...byCause].map(([cause, sums]) => ({ colour: shade(cause), hatched: (causes[cause] ?? UNKNOWN).hatched, alpha: 1, busy: sums }));
+    if (series.length) this.columns(top, height, colours.soft, series);
     else {
       context.fillStyle = colours.soft;
       context.fillRect(0, top, canvas.width, height);
@@ -274,7 +290,7 @@ export class Painter {
       context.globalAlpha = matchesCause && !matchesCause(cause) ? DIM : 1;
       context.fillStyle = hatched && width > 3 ? this.hatch(colour) : colour;
       context.fillRect(left, top, width, height);
-      if (width > LABELLED * ratio) this.text(label, left, top, width, height, inkOn(this.channels(colour)), hatched ? colour : "");
+      if (isNamed && width > LABELLED * ratio) this.text(label, left, top, width, height, inkOn(this.channels(colour)), hatched ? colour : "");
     }
     context.globalAlpha = 1;
   }
@@ -351,8 +367,13 @@ export class Painter {
     context.fill();
   }
 
-  private kind({ kinds }: Scene, name: string): Cause {
-    return kinds[name] ?? UNKNOWN;
+  /** A kind in the theme's light: in the dark, its colour mixed with the background. */
+  private kind({ kinds, colours }: Scene, name: string): Cause {
+    const found = kinds[name] ?? UNKNOWN;
+    const under = this.channels(colours.card);
+    if (luminance(under) > 128) return found;
+    const [red, green, blue] = mixed(this.channels(found.colour), under, 0.62);
+    return { ...found, colour: `rgb(${red} ${green} ${blue})` };
   }
 
   /** Colour of slices too narrow to be told apart, by what the lane holds. */
@@ -414,7 +435,7 @@ export class Painter {
     return pattern;
   }
 
-  private channels(colour: string): [number, number, number] {
+  private channels(colour: string): Channels {
     let found = this.rgb.get(colour);
     if (!found) this.rgb.set(colour, (found = channelsOf(colour, this.context)));
     return found;
@@ -436,20 +457,29 @@ function narrowByCause(gap: DrawnGap, names: string[], edges: Float64Array, of: 
   }
 }
 
+type Channels = [number, number, number];
+
+const packed = ([red, green, blue]: Channels) => (255 << 24) | (blue << 16) | (green << 8) | red;
+
+const mixed = (over: Channels, under: Channels, alpha: number) =>
+  over.map((each, at) => Math.round(each * alpha + under[at]! * (1 - alpha))) as Channels;
+
 /** Red, green and blue of any CSS colour, 0 to 255. */
-function channelsOf(colour: string, context: CanvasRenderingContext2D): [number, number, number] {
+function channelsOf(colour: string, context: CanvasRenderingContext2D): Channels {
   const before = context.fillStyle;
   context.fillStyle = "#000";
   context.fillStyle = colour;
   const known = String(context.fillStyle);
   context.fillStyle = before;
   const hex = /^#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})$/i.exec(known);
-  if (hex) return [1, 2, 3].map((part) => parseInt(hex[part]!, 16)) as [number, number, number];
+  if (hex) return [1, 2, 3].map((part) => parseInt(hex[part]!, 16)) as Channels;
   const parts = known.match(/[\d.]+/g)?.map(Number) ?? [128, 128, 128];
   return [parts[0]!, parts[1]!, parts[2]!];
 }
 
 /** Black or white, whichever is easier to read on this colour. */
-export function inkOn([red, green, blue]: [number, number, number]): string {
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 128 ? "#111" : "#fff";
+export function inkOn(colour: Channels): string {
+  return luminance(colour) > 128 ? "#111" : "#fff";
 }
+
+const luminance = ([red, green, blue]: Channels) => 0.299 * red + 0.587 * green + 0.114 * blue;

@@ -1,6 +1,7 @@
 /** The timeline: lanes of slices on a canvas, for the whole view and, with `compact`, as a strip of the first screen. */
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import type { Parameters } from "../data";
 import { useDocument } from "../document";
 import { duration as durationText, moment, share, size } from "../format";
 import type { Cause } from "../schema";
@@ -33,12 +34,13 @@ export interface TimelineProps {
   chosen?: { table: string; row: number } | null;
   arrows?: Arrow[];
   frames?: Range[]; // intervals to point out
+  mark?: string; // what the server is to point out, such as "line:train.py:12"; all else is dim
   marked?: Range | null; // a stretch that was measured
   matches?: Scene["matches"];
   matchesCause?: Scene["matchesCause"];
   onSelect?: (slice: Chosen | null) => void;
   onCause?: (cause: string) => void;
-  onRange?: (shown: Range, done: boolean) => void; // while it moves, and when it rests
+  onRange?: (shown: Range | null) => void; // when it rests; null if it is the whole recording
   onMark?: (marked: Range | null) => void;
   onSearch?: () => void; // the slash key
 }
@@ -55,13 +57,14 @@ export function Timeline(props: TimelineProps) {
   const view = useRef<Controller | null>(null);
   const [, redraw] = useState(0);
   const [tip, setTip] = useState<{ x: number; y: number; text: string[] } | null>(null);
-  const [arrangement, arrange] = useState<Arrangement>({ folded: EMPTY, opened: EMPTY, pinned: NOTHING, compact });
+  const [arrangement, arrange] = useState<Arrangement>({ folded: EMPTY, opened: EMPTY, pinned: NOTHING, room: compact ? (props.height ?? 280) - AXIS - 2 : null });
 
-  const controller = (view.current ??= new Controller(() => redraw((n) => n + 1), setTip, props.path ? { path: 1 } : {}));
+  const controller = (view.current ??= new Controller(() => redraw((n) => n + 1), setTip));
   controller.props = props;
   controller.arrangement = arrangement;
   controller.causes = session.value?.causes ?? {};
   controller.kinds = session.value?.kinds ?? {};
+  controller.askWith({ ...(props.path ? { path: 1 } : {}), ...(props.mark ? { mark: props.mark } : {}) });
 
   useLayoutEffect(() => {
     controller.attach(root.current!);
@@ -70,6 +73,7 @@ export function Timeline(props: TimelineProps) {
   // A range from outside, such as a finding's, is gone to; one that comes from here is already shown.
   useEffect(() => {
     if (props.start !== undefined && props.end !== undefined) controller.goTo({ start: props.start, end: props.end });
+    else controller.goTo(null);
   }, [props.start, props.end]);
   const colour = theme.value;
   useEffect(() => controller.recolour(), [colour]);
@@ -77,7 +81,7 @@ export function Timeline(props: TimelineProps) {
 
   const layout = controller.layout;
   const model = controller.model;
-  const height = layout ? Math.min(layout.height, props.height ?? Infinity) : compact ? 120 : 300;
+  const height = layout?.height ?? (props.height ?? 300) - AXIS;
   const toggle = (id: string, folded: boolean) =>
     arrange((now) => {
       const next = { ...now, folded: new Set(now.folded), opened: new Set(now.opened) };
@@ -102,8 +106,8 @@ export function Timeline(props: TimelineProps) {
         {!compact && <canvas class="timeline-minimap" aria-hidden="true" />}
         <canvas class="timeline-axis" aria-hidden="true" />
       </div>
-      <div class="timeline-scroll" style={props.height ? { maxHeight: `${props.height}px` } : {}}>
-        <div class="timeline-body" style={{ height: `${layout?.height ?? height}px` }}>
+      <div class="timeline-scroll" style={props.height ? { maxHeight: `${props.height - AXIS - 2}px` } : {}}>
+        <div class="timeline-body" style={{ height: `${height}px` }}>
           <div class="timeline-labels">
             {layout?.headings.map((each) => (
               <div key={each.id} class="timeline-lane" style={{ top: `${each.top}px`, height: `${each.height}px` }} title={titleOf(each)}>
@@ -150,7 +154,7 @@ const titleOf = ({ label, around }: Layout["headings"][number]) => (around.lengt
 /** What happens between the pointer, the keyboard, the windows and the canvases. */
 class Controller {
   props: TimelineProps = {};
-  arrangement: Arrangement = { folded: EMPTY, opened: EMPTY, pinned: NOTHING, compact: false };
+  arrangement: Arrangement = { folded: EMPTY, opened: EMPTY, pinned: NOTHING, room: null };
   causes: Record<string, Cause> = {};
   kinds: Record<string, Cause> = {};
   layout: Layout | null = null;
@@ -164,9 +168,11 @@ class Controller {
   private axis: Painter | null = null;
   private map: Painter | null = null;
   private colours: Colours | null = null;
+  private isPainted = false;
   private frame = 0;
   private last = 0;
   private resting = 0;
+  private reported: Range | null = null; // the last range that the address had
   private width = 0;
   private pointer: { x: number; y: number } | null = null;
   private laidOut: unknown[] = [];
@@ -175,9 +181,13 @@ class Controller {
   constructor(
     private readonly changed: () => void,
     private readonly tip: (tip: { x: number; y: number; text: string[] } | null) => void,
-    extra: Record<string, number>,
   ) {
-    this.windows = new Windows(() => this.arrived(), extra);
+    this.windows = new Windows(() => this.arrived());
+  }
+
+  /** Parameters of the windows to ask for. */
+  askWith(extra: Parameters): void {
+    if (this.windows.askWith(extra) && this.width) this.windows.need(this.target, this.width);
   }
 
   get error(): string | null {
@@ -198,7 +208,7 @@ class Controller {
     this.map = map && new Painter(map);
     const observer = new ResizeObserver(() => this.resized());
     observer.observe(root);
-    observer.observe(root.querySelector(".timeline-scroll")!);
+    observer.observe(this.lanes.canvas); // which a scroll bar makes narrower
     this.undo.push(() => observer.disconnect());
     const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
       target.addEventListener(name, handle, { passive });
@@ -233,16 +243,18 @@ class Controller {
     this.draw();
   }
 
-  /** Show a range, on the way there if something is shown already. */
-  goTo(range: Range): void {
+  /** Show a range, or the whole recording, on the way there if something is shown already. */
+  goTo(range: Range | null): void {
     const { bounds } = this.windows;
     if (!bounds) {
       this.pending = range;
-      this.windows.need(range, this.width || 1000);
+      if (this.width) this.windows.need(range, this.width);
       return;
     }
-    const next = within(range, bounds);
-    if (this.target && Math.abs(next.start - this.target.start) + Math.abs(next.end - this.target.end) < 2) return;
+    if (range?.start === this.reported?.start && range?.end === this.reported?.end) return;
+    this.reported = range;
+    const next = within(range ?? bounds, bounds);
+    if (this.target && Math.abs(next.start - this.target.start) + Math.abs(next.end - this.target.end) < 4) return;
     this.aim(next, true);
   }
 
@@ -257,27 +269,34 @@ class Controller {
     if (!this.shown || matchMedia("(prefers-reduced-motion: reduce)").matches) this.shown = range;
     this.last = performance.now();
     this.draw();
-    if (quiet) return;
-    this.props.onRange?.(range, false);
     clearTimeout(this.resting);
-    this.resting = window.setTimeout(() => this.target && this.props.onRange?.(this.target, true), 400);
+    if (!quiet) this.resting = window.setTimeout(() => this.rest(), 350);
+  }
+
+  private rest(): void {
+    const { target, windows } = this;
+    if (!target || !windows.bounds) return;
+    const isWhole = target.start <= windows.bounds.start && target.end >= windows.bounds.end;
+    this.reported = isWhole ? null : { start: Math.floor(target.start), end: Math.ceil(target.end) };
+    this.props.onRange?.(this.reported);
   }
 
   private arrived(): void {
     const { bounds } = this.windows;
     if (bounds && !this.shown) {
-      const first = this.windows.models[0]!.range;
-      this.shown = this.target = within(this.pending ?? first, bounds);
+      this.shown = this.target = within(this.pending ?? bounds, bounds);
+      this.reported = this.pending;
     }
-    if (this.target) this.windows.need(this.target, this.width);
+    if (this.target) this.windows.need(this.target, this.width, this.map !== null);
     this.changed();
   }
 
   private resized(): void {
     if (!this.root) return;
-    const width = this.axis!.canvas.clientWidth;
+    const width = this.lanes!.canvas.clientWidth;
     if (width && width !== this.width) {
       this.width = width;
+      for (const each of [this.axis, this.map]) if (each) each.canvas.style.width = `${width}px`;
       const { start, end } = this.props;
       const begin = this.target ?? (start !== undefined && end !== undefined ? { start, end } : null);
       this.pending ??= begin;
@@ -304,7 +323,7 @@ class Controller {
   private paint(shown: Range): void {
     const model = this.windows.best(shown);
     if (!model || !this.lanes || !this.axis || !this.root) return;
-    if (this.model !== model || !this.layout || this.laidOut[0] !== this.arrangement || (this.arrangement.compact && this.laidOut[1] !== this.target)) {
+    if (this.model !== model || !this.layout || this.laidOut[0] !== this.arrangement || (this.arrangement.room !== null && this.laidOut[1] !== this.target)) {
       this.model = model;
       this.laidOut = [this.arrangement, this.target];
       const before = this.layout;
@@ -316,6 +335,8 @@ class Controller {
     const { canvas } = this.lanes;
     if (canvas.style.height !== `${visible}px`) canvas.style.height = `${visible}px`;
     const scene = this.scene(model, shown, scroll.scrollTop);
+    if (!this.isPainted) performance.mark("timeline-painted");
+    this.isPainted = true;
     this.lanes.fit(this.width, visible);
     this.lanes.lanes(scene);
     this.axis.fit(this.width, AXIS);

@@ -38,25 +38,35 @@ export class Windows {
   models: Model[] = [];
   error: string | null = null;
   private asked: { range: Range; abort: AbortController } | null = null;
+  private before: Model[] = []; // of other parameters, shown until there are new ones
+  private extra: Parameters = {};
 
-  constructor(
-    private readonly changed: () => void,
-    private readonly extra: Parameters = {},
-  ) {}
+  constructor(private readonly changed: () => void) {}
+
+  /** Ask with these parameters from now on; returns whether they are others. */
+  askWith(extra: Parameters): boolean {
+    if (isFile || JSON.stringify(extra) === JSON.stringify(this.extra)) return false;
+    this.extra = extra;
+    this.stop();
+    this.before = this.models.length ? this.models : this.before;
+    this.models = [];
+    return true;
+  }
 
   get bounds(): Range | null {
-    const model = this.models[0];
+    const model = this.models[0] ?? this.before[0];
     if (!model) return null;
     return isFile ? model.range : { start: model.document.first, end: model.document.last };
   }
 
   best(range: Range): Model | null {
-    return bestOf(this.models, range);
+    return bestOf(this.models, range) ?? bestOf(this.before, range);
   }
 
-  /** Ask for what a range needs, if it is not there and not on its way. */
-  need(range: Range | null, width: number): void {
-    const next = range ? wanted(this.best(range), range, this.bounds, width) : this.models.length ? null : { start: NaN, end: NaN };
+  /** Ask for what a range needs, if it is not there and not on its way; then perhaps for the whole recording. */
+  need(range: Range | null, width: number, all = false): void {
+    const needed = range ? wanted(bestOf(this.models, range), range, this.bounds, width) : this.models.length ? null : { start: NaN, end: NaN };
+    const next = needed ?? (all && !this.asked ? this.unknown() : null);
     if (!next || this.error || (isFile && this.models.length)) return;
     if (this.asked) {
       const { range: on } = this.asked;
@@ -65,6 +75,12 @@ export class Windows {
       this.asked.abort.abort();
     }
     void this.ask(next, width);
+  }
+
+  /** The whole recording, if no window spans it. */
+  private unknown(): Range | null {
+    const { bounds } = this;
+    return bounds && !this.models.some((each) => each.range.start <= bounds.start && each.range.end >= bounds.end) ? bounds : null;
   }
 
   stop(): void {
@@ -91,6 +107,7 @@ export class Windows {
 
   /** The longest window stays, so that there is always something to show. */
   private keep(model: Model): void {
+    if (this.before.length && this.models.length) this.before = [];
     const longest = [...this.models, model].reduce((a, b) => (b.range.end - b.range.start > a.range.end - a.range.start ? b : a));
     this.models = [model, ...this.models].filter((each, at) => at < KEPT || each === longest);
   }

@@ -1,4 +1,4 @@
-import { useDocument } from "../document";
+import { useDocument, useOptional } from "../document";
 import { duration, short } from "../format";
 import { causeOf, Swatch, toggle } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
@@ -12,7 +12,7 @@ import { choose, selection } from "../state";
 export function Idle() {
   const session = useDocument("session").value;
   const diagnosis = useDocument("diagnosis");
-  const links = useDocument("links").value;
+  const links = useOptional("links");
   const related = useRelated();
   return (
     <Shown of={diagnosis} height={640}>

@@ -4,12 +4,16 @@ import type { ComponentType } from "preact";
 import { Findings } from "./findings";
 import { FlameGraph } from "./flame";
 import { Idle } from "./idle";
+import { Input } from "./input";
 import { Kernels } from "./kernels";
 import { Lines } from "./lines";
+import { Memory } from "./memory";
 import { Modules } from "./modules";
 import { Operators } from "./operators";
 import { Overview } from "./overview";
+import { Roofline } from "./roofline-view";
 import { Steps } from "./steps";
+import { Telemetry } from "./telemetry";
 import { TimelineView } from "./timeline";
 
 export interface View {
@@ -31,4 +35,8 @@ export const VIEWS: View[] = [
   { name: "lines", title: "Lines", needs: ["lines"], key: "l", Component: Lines },
   { name: "modules", title: "Modules", needs: ["modules"], key: "m", Component: Modules },
   { name: "flame", title: "Flame graph", needs: ["flame"], key: "g", Component: FlameGraph },
+  { name: "memory", title: "Memory", needs: ["memory", "memory-levels"], key: "y", Component: Memory },
+  { name: "roofline", title: "Roofline", needs: ["roofline"], key: "r", Component: Roofline },
+  { name: "input", title: "Input", needs: ["input", "loading"], key: "n", Component: Input },
+  { name: "telemetry", title: "Telemetry", needs: ["telemetry"], key: "e", Component: Telemetry },
 ];

@@ -1,7 +1,7 @@
 /** The source with what each line costs; a table where the source cannot be read. */
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
-import { useDocument, type Loaded } from "../document";
+import { type Loaded, useDocument, useOptional } from "../document";
 import { duration, share, short, size } from "../format";
 import { toggle } from "../parts/causes";
 import { Empty, Loading, Shown } from "../parts/controls";
@@ -162,7 +162,7 @@ function SourceLine({ line, code, value, row, largest, steps, isDim, findings }:
 }
 
 function useFindingsByLine(): Map<string, string[]> {
-  const diagnosis = useDocument("diagnosis").value;
+  const diagnosis = useOptional("diagnosis");
   return useMemo(() => {
     const found = new Map<string, string[]>();
     const values = findingValues(diagnosis?.findings ?? []);

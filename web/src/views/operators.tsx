@@ -1,4 +1,5 @@
 import { useDocument } from "../document";
+import { size } from "../format";
 import { metered, named, number, present } from "../parts/columns";
 import { toggle } from "../parts/causes";
 import { Shown } from "../parts/controls";
@@ -27,7 +28,7 @@ export function Operators() {
           number("host_self_ns", "Host self", 104, { tip: "Time of the host in the operator, without those it calls" }),
           metered(number("host_self_share", "Share", 84, { tip: "Of the operators’ own time on the host" }), rows),
           number("host_total_ns", "Host total", 104),
-          number("bytes_allocated", "Allocated", 104),
+          number("bytes_allocated", "Allocated", 104, { show: (row) => (row.bytes_allocated ? size(Number(row.bytes_allocated)) : "") }),
         ];
         return (
           <Table

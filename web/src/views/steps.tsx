@@ -1,5 +1,5 @@
 import { useMemo } from "preact/hooks";
-import { useDocument } from "../document";
+import { useDocument, useOptional } from "../document";
 import { count, duration, moment, share } from "../format";
 import { causeOf, Swatch } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
@@ -26,8 +26,8 @@ const None = () => (
 );
 
 function All({ steps, session }: { steps: Step[]; session?: Session }) {
-  const table = useDocument("steps").value;
-  const links = useDocument("links").value;
+  const table = useOptional("steps");
+  const links = useOptional("links");
   const related = useRelated();
   const rows = useMemo(() => stepRows(steps, table, links), [steps, table, links]);
   const within = range.value && new Set(stepsIn(range.value, steps).map((step) => step.index));
@@ -102,7 +102,7 @@ function StepTable({ rows, session, keep }: { rows: StepRow[]; session?: Session
     { name: "index", title: "Step", value: (row) => row.index, isNumber: true, width: 80 },
     { name: "start_ns", title: "Start", value: (row) => row.start_ns, show: (row) => moment(row.start_ns), isNumber: true, width: 130 },
     { name: "duration_ns", title: "Time", value: (row) => row.duration_ns, meter: (row) => row.duration_ns / largest, isNumber: true, width: 110 },
-    { name: "more_ns", title: "To the median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
+    { name: "more_ns", title: "vs. median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
     ...(rows.some((row) => row.busy_share !== null) ? [busyColumn] : []),
     { name: "differs", title: "What differs", value: (row) => row.differs, show: (row) => <Differs row={row} session={session} /> },
   ];

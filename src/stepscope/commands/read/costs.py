@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from stepscope.predict.cost.energy_parts import EnergyAnswer, SampledEnergy, TraceEnergy
     from stepscope.report.document import Document
     from stepscope.trace import Trace
+    from stepscope.trace.naming import UserCode
 
 _TEXT_ROWS: Final = 20
 
@@ -57,11 +58,15 @@ def _add_place_options(parser: CommandParser) -> None:
 
 
 def _costs(arguments: argparse.Namespace) -> PlaceCosts:
+    return costs_of(open_from(arguments, arguments.trace), user_code_from(arguments))
+
+
+def costs_of(trace: Trace, user_code: UserCode) -> PlaceCosts:
+    """What lines and modules cost."""
     from stepscope.analysis.attribution import attribute
     from stepscope.analysis.places import place_costs
 
-    trace = open_from(arguments, arguments.trace)
-    return place_costs(trace, attribution=attribute(trace, user_code=user_code_from(arguments)))
+    return place_costs(trace, attribution=attribute(trace, user_code=user_code))
 
 
 def _write(costs: PlaceCosts, table: pl.DataFrame, things: str, arguments: argparse.Namespace) -> None:
@@ -159,12 +164,13 @@ def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, argumen
     shown = place
     if place is None or arguments.redact:
         shown = redacted(arguments, _with_short_files(table))["file"][0]
-    note = _note(costs.attribution.trace.metadata.origin_unix_ns, place)
     view = source_view(costs, table, lines, every=arguments.all, width=output.width())
-    output.print_text("\n".join([printable(shown) + note, *view]) + "\n")
+    output.print_text(
+        "\n".join([printable(shown) + note(costs.attribution.trace.metadata.origin_unix_ns, place), *view]) + "\n"
+    )
 
 
-def _note(recorded_unix_ns: int | None, place: str | None) -> str:
+def note(recorded_unix_ns: int | None, place: str | None) -> str:
     """Caveats about the file, printed above it."""
     if place is None:
         return " (the file was not found: --source-root DIR says where it is)"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
@@ -112,14 +113,30 @@ MOST_DEVICES: Final = 16
 """Number of devices whose duty cycle is shown."""
 
 
+TableOf: TypeAlias = "Callable[[Trace, argparse.Namespace], tuple[pl.DataFrame, str]]"
+"""From a trace and the command's options to the table and the name of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommand(Command):
+    """A command that prints the one table that `table` makes."""
+
+    table: TableOf = field(kw_only=True)
+
+
 def _table_command(
     name: str,
     help: str,
-    table: Callable[[Trace, argparse.Namespace], tuple[pl.DataFrame, str] | None],
+    table: TableOf,
     examples: str,
     add_options: Callable[[CommandParser], None] = lambda _: None,
-) -> Command:
-    """A command that writes the table and name of its rows that `table` returns; None means it already printed."""
+    instead: Callable[[Trace, argparse.Namespace], str] = lambda *_: "",
+) -> TableCommand:
+    """Make the command.
+
+    Args:
+        instead: what is printed on a terminal instead of the table; "" for the table.
+    """
 
     def prepare_parser(parser: CommandParser) -> None:
         add_trace(parser)
@@ -128,12 +145,16 @@ def _table_command(
         add_reading_options(parser)
 
     def run(arguments: argparse.Namespace) -> int:
-        found = table(open_from(arguments, arguments.trace), arguments)
-        if found is not None:
-            write_table(found[0], arguments, found[1])
+        trace = open_from(arguments, arguments.trace)
+        sentence = "" if arguments.format or arguments.output != "-" else instead(trace, arguments)
+        if sentence:
+            output.print_text(sentence)
+        else:
+            frame, things = table(trace, arguments)
+            write_table(frame, arguments, things)
         return 0
 
-    return Command(name, help, prepare_parser, run, f"examples:\n{examples}", only_reads=True)
+    return TableCommand(name, help, prepare_parser, run, f"examples:\n{examples}", only_reads=True, table=table)
 
 
 def _add_grouping(parser: argparse._ActionsContainer, default: str, help: str) -> None:
@@ -174,15 +195,16 @@ def _add_idle_options(parser: CommandParser) -> None:
     )
 
 
-def _idle(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str] | None:
+def _no_device(trace: Trace, arguments: argparse.Namespace) -> str:
+    if not trace.device_work.is_empty():
+        return ""
+    return "No device was recorded, so none was idle; stepscope diagnose says where the host's time went.\n"
+
+
+def _idle(trace: Trace, arguments: argparse.Namespace) -> tuple[pl.DataFrame, str]:
     from stepscope.analysis.idle import idle_time
 
     pieces = idle_time(trace)
-    if pieces.is_empty() and trace.device_work.is_empty() and not arguments.format and arguments.output == "-":
-        output.print_text(
-            "No device was recorded, so none was idle; stepscope diagnose says where the host's time went.\n"
-        )
-        return None
     if arguments.pieces:
         return pieces, "pieces of idle time"
     return _grouped(pieces, arguments.group_by), "causes of idle time"
@@ -210,6 +232,7 @@ IDLE: Final = _table_command(
   stepscope idle trace.json --group-by cause,lane
 """,
     _add_idle_options,
+    _no_device,
 )
 
 

@@ -44,9 +44,13 @@ class Command:
 
     def run_with(self, words: Sequence[str]) -> int:
         """Run the command as if typed with these words, and return the exit code."""
+        return self.run(self.parsed(words))
+
+    def parsed(self, words: Sequence[str]) -> argparse.Namespace:
+        """The command's arguments as if typed with these words."""
         parser = CommandParser(prog=f"stepscope {self.name}")
         self.prepare_parser(parser)
-        return self.run(parser.parse_args(words))
+        return parser.parse_args(words)
 
 
 class CommandParser(argparse.ArgumentParser):
