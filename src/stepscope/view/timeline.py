@@ -56,8 +56,8 @@ KIND_OF: Final = {
 }
 WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
 KINDS: Final = (*KIND_OF.values(), *WORK_KINDS)
-_BESIDE: Final = {"synchronisations": " (waits)", "lines": " (lines)"}
-"""Tables whose slices do not nest with the others of their lane, and have one of their own."""
+_BESIDE: Final = {"annotations": "marks: ", "synchronisations": "waits: ", "lines": "lines: "}
+"""Tables whose slices do not nest with the others of their lane, and have one beside it; annotations: see `_marks`."""
 
 LaneKind: TypeAlias = Literal["host", "worker", "queue", "path", "memory", "counter", "other"]
 Json: TypeAlias = dict[str, Any]
@@ -196,9 +196,14 @@ def slices_of(trace: Trace, main: int | None) -> Slices:
         columns["start_ns"].to_numpy(),
         columns["duration_ns"].to_numpy(),
     )
-    parent = parents(lane, start, duration)
-    depth = depths(parent).astype(np.int32)
     position = _positions(trace, columns, main)
+    parent = parents(lane, start, duration)
+    marks = _marks(columns, parent)
+    if len(marks):
+        lane = lane.copy()
+        lane[marks] += (1 + list(_BESIDE).index("annotations")) * trace.lanes.height
+        parent = parents(lane, start, duration)
+    depth = depths(parent).astype(np.int32)
     key = position[lane].astype(np.int64) << 32 | depth
     order = np.lexsort((start, key))
     key, duration = key[order], duration[order]
@@ -222,7 +227,7 @@ def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
     count = trace.lanes.height
     parts = []
     for number, table in enumerate(TABLES):
-        beside = list(_BESIDE).index(table) + 1 if table in _BESIDE else 0
+        beside = 0 if table == "annotations" or table not in _BESIDE else list(_BESIDE).index(table) + 1
         kind = pl.lit(KINDS.index(KIND_OF[table])) if table in KIND_OF else _work_kind()
         parts.append(
             trace.table(table)
@@ -235,12 +240,27 @@ def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
                 kind.cast(pl.Int8).alias("kind"),
                 pl.lit(number, pl.Int8).alias("table"),
                 "row",
+                is_step=pl.col("step").is_not_null() if table == "annotations" else pl.lit(False),
             )
         )
     columns = pl.concat(parts)
     names = columns["name"].unique(maintain_order=True)
     coded = columns["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int32)
     return columns.with_columns(coded.alias("name")), names
+
+
+def _marks(columns: pl.DataFrame, parent: Rows) -> Rows:
+    """Annotations that outlive what they began in, such as a step that begins inside of the profiler's own frames.
+
+    Nested in those, all that is in them would be as deep; so they, and the steps of their thread, have a lane beside.
+    """
+    start, duration = columns["start_ns"].to_numpy(), columns["duration_ns"].to_numpy()
+    lane, is_mark = columns["lane"].to_numpy(), columns["table"].to_numpy() == TABLES.index("annotations")
+    rows = np.flatnonzero(is_mark & (parent >= 0))
+    around = parent[rows]
+    crossing = rows[start[rows] + duration[rows] // 2 > start[around] + duration[around]]
+    steps = np.flatnonzero(columns["is_step"].to_numpy() & is_mark)
+    return np.union1d(crossing, steps[np.isin(lane[steps], lane[crossing])])
 
 
 def _work_kind() -> pl.Expr:
@@ -295,15 +315,16 @@ def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows, main: i
     number_at = np.argsort(position)
     described = trace.lanes.with_columns(shown_as=_lane_kind()).rows(named=True)
     processes = {row["process"] for row in described if row["kind"] == "host_thread"}
-    suffixes = ["", *_BESIDE.values()]
+    prefixes = ["", *_BESIDE.values()]
     lanes = []
     for place, bounds_of_rows in rows.items():
         beside, number = divmod(int(number_at[place]), len(described))
         row = described[number]
         alone = not any(number_at[other] % len(described) == number for other in rows if other != place)
-        label = _label(row, len(processes) > 1) + ("" if alone else suffixes[beside])
-        if number == main and not beside and "main" not in label.lower():
+        label = _label(row, len(processes) > 1)
+        if number == main and "main" not in label.lower():
             label = f"main {label}" if label.startswith("thread") else f"main: {label}"
+        label = label if alone else prefixes[beside] + label
         kept, around = _without_frames_around(slices, bounds_of_rows)
         lanes.append(Lane(f"{number}.{beside}", label, row["shown_as"], row["device"] or "", kept, around))
     return Slices(**{**vars(slices), "lanes": tuple(lanes)})

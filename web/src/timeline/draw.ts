@@ -137,7 +137,7 @@ export class Painter {
     this.begin(colours.soft);
     this.measure(whole);
     const gap = model.gaps[0];
-    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height);
+    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height, false);
     else {
       const busiest = model.lanes.find(({ rows }) => rows.length);
       if (busiest) this.busyStrip(busiest.rows[0]!, 0, canvas.height, this.kind(scene, "operator").colour, colours.soft, false);
@@ -264,7 +264,7 @@ export class Painter {
     this.context.putImageData(this.strip, 0, top);
   }
 
-  private gaps(scene: Scene, gap: DrawnGap, top: number, height: number): void {
+  private gaps(scene: Scene, gap: DrawnGap, top: number, height: number, isNamed = true): void {
     const { context, ratio, canvas, edges } = this;
     const { shown, model, causes, matchesCause, colours } = scene;
     const { names } = model.document;
@@ -290,7 +290,7 @@ export class Painter {
       context.globalAlpha = matchesCause && !matchesCause(cause) ? DIM : 1;
       context.fillStyle = hatched && width > 3 ? this.hatch(colour) : colour;
       context.fillRect(left, top, width, height);
-      if (width > LABELLED * ratio) this.text(label, left, top, width, height, inkOn(this.channels(colour)), hatched ? colour : "");
+      if (isNamed && width > LABELLED * ratio) this.text(label, left, top, width, height, inkOn(this.channels(colour)), hatched ? colour : "");
     }
     context.globalAlpha = 1;
   }
@@ -367,8 +367,13 @@ export class Painter {
     context.fill();
   }
 
-  private kind({ kinds }: Scene, name: string): Cause {
-    return kinds[name] ?? UNKNOWN;
+  /** A kind in the theme's light: in the dark, its colour mixed with the background. */
+  private kind({ kinds, colours }: Scene, name: string): Cause {
+    const found = kinds[name] ?? UNKNOWN;
+    const under = this.channels(colours.card);
+    if (luminance(under) > 128) return found;
+    const [red, green, blue] = mixed(this.channels(found.colour), under, 0.62);
+    return { ...found, colour: `rgb(${red} ${green} ${blue})` };
   }
 
   /** Colour of slices too narrow to be told apart, by what the lane holds. */
@@ -473,6 +478,8 @@ function channelsOf(colour: string, context: CanvasRenderingContext2D): Channels
 }
 
 /** Black or white, whichever is easier to read on this colour. */
-export function inkOn([red, green, blue]: Channels): string {
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 128 ? "#111" : "#fff";
+export function inkOn(colour: Channels): string {
+  return luminance(colour) > 128 ? "#111" : "#fff";
 }
+
+const luminance = ([red, green, blue]: Channels) => 0.299 * red + 0.587 * green + 0.114 * blue;

@@ -57,7 +57,7 @@ export function Timeline(props: TimelineProps) {
   const view = useRef<Controller | null>(null);
   const [, redraw] = useState(0);
   const [tip, setTip] = useState<{ x: number; y: number; text: string[] } | null>(null);
-  const [arrangement, arrange] = useState<Arrangement>({ folded: EMPTY, opened: EMPTY, pinned: NOTHING, compact });
+  const [arrangement, arrange] = useState<Arrangement>({ folded: EMPTY, opened: EMPTY, pinned: NOTHING, room: compact ? (props.height ?? 280) - AXIS - 2 : null });
 
   const controller = (view.current ??= new Controller(() => redraw((n) => n + 1), setTip));
   controller.props = props;
@@ -81,7 +81,7 @@ export function Timeline(props: TimelineProps) {
 
   const layout = controller.layout;
   const model = controller.model;
-  const height = layout ? Math.min(layout.height, props.height ?? Infinity) : compact ? 120 : 300;
+  const height = layout?.height ?? (props.height ?? 300) - AXIS;
   const toggle = (id: string, folded: boolean) =>
     arrange((now) => {
       const next = { ...now, folded: new Set(now.folded), opened: new Set(now.opened) };
@@ -106,8 +106,8 @@ export function Timeline(props: TimelineProps) {
         {!compact && <canvas class="timeline-minimap" aria-hidden="true" />}
         <canvas class="timeline-axis" aria-hidden="true" />
       </div>
-      <div class="timeline-scroll" style={props.height ? { maxHeight: `${props.height}px` } : {}}>
-        <div class="timeline-body" style={{ height: `${layout?.height ?? height}px` }}>
+      <div class="timeline-scroll" style={props.height ? { maxHeight: `${props.height - AXIS - 2}px` } : {}}>
+        <div class="timeline-body" style={{ height: `${height}px` }}>
           <div class="timeline-labels">
             {layout?.headings.map((each) => (
               <div key={each.id} class="timeline-lane" style={{ top: `${each.top}px`, height: `${each.height}px` }} title={titleOf(each)}>
@@ -154,7 +154,7 @@ const titleOf = ({ label, around }: Layout["headings"][number]) => (around.lengt
 /** What happens between the pointer, the keyboard, the windows and the canvases. */
 class Controller {
   props: TimelineProps = {};
-  arrangement: Arrangement = { folded: EMPTY, opened: EMPTY, pinned: NOTHING, compact: false };
+  arrangement: Arrangement = { folded: EMPTY, opened: EMPTY, pinned: NOTHING, room: null };
   causes: Record<string, Cause> = {};
   kinds: Record<string, Cause> = {};
   layout: Layout | null = null;
@@ -208,7 +208,7 @@ class Controller {
     this.map = map && new Painter(map);
     const observer = new ResizeObserver(() => this.resized());
     observer.observe(root);
-    observer.observe(root.querySelector(".timeline-scroll")!);
+    observer.observe(this.lanes.canvas); // which a scroll bar makes narrower
     this.undo.push(() => observer.disconnect());
     const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
       target.addEventListener(name, handle, { passive });
@@ -293,9 +293,10 @@ class Controller {
 
   private resized(): void {
     if (!this.root) return;
-    const width = this.axis!.canvas.clientWidth;
+    const width = this.lanes!.canvas.clientWidth;
     if (width && width !== this.width) {
       this.width = width;
+      for (const each of [this.axis, this.map]) if (each) each.canvas.style.width = `${width}px`;
       const { start, end } = this.props;
       const begin = this.target ?? (start !== undefined && end !== undefined ? { start, end } : null);
       this.pending ??= begin;
@@ -322,7 +323,7 @@ class Controller {
   private paint(shown: Range): void {
     const model = this.windows.best(shown);
     if (!model || !this.lanes || !this.axis || !this.root) return;
-    if (this.model !== model || !this.layout || this.laidOut[0] !== this.arrangement || (this.arrangement.compact && this.laidOut[1] !== this.target)) {
+    if (this.model !== model || !this.layout || this.laidOut[0] !== this.arrangement || (this.arrangement.room !== null && this.laidOut[1] !== this.target)) {
       this.model = model;
       this.laidOut = [this.arrangement, this.target];
       const before = this.layout;
