@@ -56,7 +56,7 @@ KIND_OF: Final = {
 }
 WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
 KINDS: Final = (*KIND_OF.values(), *WORK_KINDS)
-_BESIDE: Final = {"annotations": " (marks)", "synchronisations": " (waits)", "lines": " (lines)"}
+_BESIDE: Final = {"annotations": "marks: ", "synchronisations": "waits: ", "lines": "lines: "}
 """Tables whose slices do not nest with the others of their lane, and have one beside it; annotations: see `_marks`."""
 
 LaneKind: TypeAlias = Literal["host", "worker", "queue", "path", "memory", "counter", "other"]
@@ -315,15 +315,16 @@ def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows, main: i
     number_at = np.argsort(position)
     described = trace.lanes.with_columns(shown_as=_lane_kind()).rows(named=True)
     processes = {row["process"] for row in described if row["kind"] == "host_thread"}
-    suffixes = ["", *_BESIDE.values()]
+    prefixes = ["", *_BESIDE.values()]
     lanes = []
     for place, bounds_of_rows in rows.items():
         beside, number = divmod(int(number_at[place]), len(described))
         row = described[number]
         alone = not any(number_at[other] % len(described) == number for other in rows if other != place)
-        label = _label(row, len(processes) > 1) + ("" if alone else suffixes[beside])
-        if number == main and not beside and "main" not in label.lower():
+        label = _label(row, len(processes) > 1)
+        if number == main and "main" not in label.lower():
             label = f"main {label}" if label.startswith("thread") else f"main: {label}"
+        label = label if alone else prefixes[beside] + label
         kept, around = _without_frames_around(slices, bounds_of_rows)
         lanes.append(Lane(f"{number}.{beside}", label, row["shown_as"], row["device"] or "", kept, around))
     return Slices(**{**vars(slices), "lanes": tuple(lanes)})

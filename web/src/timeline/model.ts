@@ -82,28 +82,38 @@ export const GAPS = 20;
 const VALUES = 40;
 const BETWEEN = 7;
 const LANES_OPEN = 12; // further lanes of a kind are folded until they are opened
+const MOST_ROWS = 24;
 const LITTLE = 0.01; // of the window: rows with less are left out where there is little room
 
 export const gapLane = (device: string) => `gaps.${device}`;
 
-/** Place every lane: pinned ones first, each device's idle time before its queues, and that of the main thread after it. */
+/** Place every lane: pinned ones first, each device's idle time before its queues, that of the main thread before it. */
 export function layoutOf(model: Model, arrangement: Arrangement, shown: Range): Layout {
-  if (arrangement.room === null) return placed(model, arrangement, shown, Infinity);
-  // As many rows of each lane as there is room for.
-  let best = placed(model, arrangement, shown, 1);
-  for (let rows = 2; rows <= 24; rows++) {
-    const next = placed(model, arrangement, shown, rows);
-    if (next.height > arrangement.room) break;
-    best = next;
+  if (arrangement.room === null) return placed(model, arrangement, shown, Infinity, Infinity);
+  // As many rows of each lane as there is room for, then of the first one.
+  let best = placed(model, arrangement, shown, 1, 1);
+  let all = 1;
+  for (let rows = 2; rows <= MOST_ROWS; rows++) {
+    const more = placed(model, arrangement, shown, rows, rows);
+    if (more.height > arrangement.room) break;
+    best = more;
+    all = rows;
+  }
+  for (let rows = all + 1; rows <= MOST_ROWS; rows++) {
+    const more = placed(model, arrangement, shown, rows, all);
+    if (more.height > arrangement.room) break;
+    best = more;
   }
   return best;
 }
 
-function placed(model: Model, { folded, opened, pinned, room }: Arrangement, shown: Range, most: number): Layout {
+/** Place at most so many rows of the first lane, and of each other one. */
+function placed(model: Model, { folded, opened, pinned, room }: Arrangement, shown: Range, ofFirst: number, ofOthers: number): Layout {
   const compact = room !== null;
   const tracks: Track[] = [];
   const headings: Heading[] = [];
   let top = 0;
+  let isFirst = true;
   const open = (id: string, usually: boolean) => (opened.has(id) ? true : folded.has(id) ? false : usually);
 
   const heading = (id: string, label: string, height: number, folds: boolean, isOpen: boolean, around: string[] = []) => {
@@ -125,7 +135,8 @@ function placed(model: Model, { folded, opened, pinned, room }: Arrangement, sho
     if (compact) {
       visible = visible.filter(({ row }) => covers(row, shown) >= LITTLE);
       while (visible.length > 1 && only(visible[0]!.row, model, shown)) around.push(model.document.names[nameOf(visible.shift()!.row, shown)]!);
-      visible = visible.slice(0, most);
+      visible = visible.slice(0, isFirst ? ofFirst : ofOthers);
+      isFirst = false;
     }
     if (!isOpen) visible = visible.slice(0, 1);
     visible.forEach(({ row, depth }, at) => tracks.push({ kind: "row", row, of: lane, lane: lane.id, top: top + at * ROW, height: ROW, depth }));
@@ -153,9 +164,9 @@ function placed(model: Model, { folded, opened, pinned, room }: Arrangement, sho
   }
   if (compact) model.gaps.forEach(drawGap);
   for (const each of lanes) {
+    if (each.lane.kind === "host") drawGap(model.gaps.find((gap) => gap.device === ""));
     if (each.lane.kind === "queue") drawGap(model.gaps.find((gap) => gap.device === each.lane.device));
     draw(each);
-    if (each.lane.kind === "host") drawGap(model.gaps.find((gap) => gap.device === ""));
   }
   model.gaps.forEach(drawGap);
   return { tracks, headings, height: Math.max(top - BETWEEN, ROW) };

@@ -208,7 +208,7 @@ class Controller {
     this.map = map && new Painter(map);
     const observer = new ResizeObserver(() => this.resized());
     observer.observe(root);
-    observer.observe(root.querySelector(".timeline-scroll")!);
+    observer.observe(this.lanes.canvas); // which a scroll bar makes narrower
     this.undo.push(() => observer.disconnect());
     const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
       target.addEventListener(name, handle, { passive });
@@ -293,9 +293,10 @@ class Controller {
 
   private resized(): void {
     if (!this.root) return;
-    const width = this.axis!.canvas.clientWidth;
+    const width = this.lanes!.canvas.clientWidth;
     if (width && width !== this.width) {
       this.width = width;
+      for (const each of [this.axis, this.map]) if (each) each.canvas.style.width = `${width}px`;
       const { start, end } = this.props;
       const begin = this.target ?? (start !== undefined && end !== undefined ? { start, end } : null);
       this.pending ??= begin;
