@@ -399,7 +399,7 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
     )
 
 
-_NOTICEABLE: Final = 0.01
+_OPPOSITE: Final = 0.01
 
 
 def contradict(samples: SampleComparison, timed: float, recorded: float) -> bool:
@@ -407,7 +407,7 @@ def contradict(samples: SampleComparison, timed: float, recorded: float) -> bool
 
     They must differ in the other direction, by 1 % or more, and, if no difference was shown, lie outside the interval.
     """
-    if timed * recorded >= 0 or abs(recorded) < _NOTICEABLE:
+    if timed * recorded >= 0 or abs(recorded) < _OPPOSITE:
         return False
     low, high = samples.change_low, samples.change_high
     return samples.is_shown or (low is not None and high is not None and not low <= recorded <= high)
