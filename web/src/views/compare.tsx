@@ -91,7 +91,7 @@ function StepBar({ title, side, most, causes, of, session }: BarProps) {
         <span class="muted small name">{short(side.name, 160)}</span>
         <span class="spring" />
         <span>
-          {duration(side.step_ns)} <span class="muted small">mean of {count(side.step_count)} steps</span>
+          {duration(side.step_ns)} <span class="muted small">{side.step_count === 1 ? "1 step" : `mean of ${count(side.step_count)} steps`}</span>
         </span>
       </div>
       <div class="cause-bar" style={{ width: `${(100 * side.step_ns) / most}%` }} role="img" aria-label={`${title}: ${parts.map((row) => `${lookOf(session, row).label} ${duration(of(row))}`).join(", ")}`}>

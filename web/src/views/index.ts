@@ -15,7 +15,9 @@ import { Operators } from "./operators";
 import { Overview } from "./overview";
 import { Plan } from "./plan";
 import { Predict } from "./predict";
+import { Ranks } from "./ranks";
 import { Roofline } from "./roofline-view";
+import { Runs } from "./runs";
 import { Steps } from "./steps";
 import { Telemetry } from "./telemetry";
 import { TimelineView } from "./timeline";
@@ -31,6 +33,7 @@ export interface View {
 
 export const VIEWS: View[] = [
   { name: "overview", title: "Overview", needs: ["diagnosis"], key: "o", Component: Overview },
+  { name: "ranks", title: "Ranks", needs: ["ranks"], key: "x", Component: Ranks },
   { name: "timeline", title: "Timeline", needs: ["timeline"], key: "t", Component: TimelineView },
   { name: "findings", title: "Findings", needs: ["diagnosis"], key: "f", Component: Findings },
   { name: "steps", title: "Steps", needs: ["diagnosis"], key: "s", Component: Steps },
@@ -49,4 +52,5 @@ export const VIEWS: View[] = [
   { name: "predict", title: "Predict", needs: ["predict"], key: "p", Component: Predict },
   { name: "plan", title: "Plan", needs: ["plan"], key: "b", Component: Plan },
   { name: "energy", title: "Energy", needs: ["energy"], key: "j", Component: Energy },
+  { name: "runs", title: "Runs", needs: ["runs"], key: "z", Component: Runs },
 ];

@@ -100,9 +100,9 @@ function StepTable({ rows, session, keep }: { rows: StepRow[]; session?: Session
   const largest = Math.max(...rows.map((row) => row.duration_ns), 1);
   const columns: Column<StepRow>[] = [
     { name: "index", title: "Step", value: (row) => row.index, isNumber: true, width: 80 },
-    { name: "start_ns", title: "Start", value: (row) => row.start_ns, show: (row) => moment(row.start_ns), isNumber: true, width: 130 },
+    { name: "start_ns", spare: 3, title: "Start", value: (row) => row.start_ns, show: (row) => moment(row.start_ns), isNumber: true, width: 130 },
     { name: "duration_ns", title: "Time", value: (row) => row.duration_ns, meter: (row) => row.duration_ns / largest, isNumber: true, width: 110 },
-    { name: "more_ns", title: "vs. median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
+    { name: "more_ns", spare: 1, title: "vs. median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
     ...(rows.some((row) => row.busy_share !== null) ? [busyColumn] : []),
     { name: "differs", title: "What differs", value: (row) => row.differs, show: (row) => <Differs row={row} session={session} /> },
   ];
@@ -111,6 +111,7 @@ function StepTable({ rows, session, keep }: { rows: StepRow[]; session?: Session
 
 const busyColumn: Column<StepRow> = {
   name: "busy_share",
+  spare: 2,
   title: "Busy",
   value: (row) => row.busy_share,
   show: (row) => (row.busy_share === null ? "" : share(row.busy_share)),
