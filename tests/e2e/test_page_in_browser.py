@@ -233,6 +233,10 @@ class TestTheSample:
         assert end - start == 748176853
         assert len(page.texts(".chip")) == 2
 
+        # When, then: other views show what ran in it
+        page.show("Operators")
+        page.wait("[...document.querySelectorAll('th')].some(each => each.innerText.includes('Of the choice'))")
+
     @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not in web/node_modules: npm ci there")
     @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
     def test_nothing_keeps_anyone_out(self, page: Page, dark: bool) -> None:

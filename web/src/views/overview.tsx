@@ -49,7 +49,8 @@ function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
   const off = (step: Step) => Math.abs(step.duration_ns - steps.step_ns);
   const complete = steps.list.filter((step) => step.complete);
   const typical = complete.length ? complete.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
-  const place = typical ? { start: typical.start_ns, end: typical.start_ns + typical.duration_ns } : {};
+  const length = steps.list.length === 1 ? Math.max(steps.step_ns, steps.list[0]!.duration_ns) : typical?.duration_ns; // the device may need longer
+  const place = typical && length ? { start: typical.start_ns, end: typical.start_ns + length } : {};
   return <Timeline compact {...place} height={280} onCause={(cause) => toggle("cause", cause)} />;
 }
 
