@@ -153,7 +153,8 @@ export interface TelemetryPlot {
 }
 
 export interface Roofline {
-  roofs: { device: string; name: string; gb_per_s: number | null; tflop_per_s: Record<string, number> }[]; // by number type
+  // is_least: of several devices that it may be, such as "A to B"
+  roofs: { device: string; name: string; is_least: boolean; gb_per_s: number | null; tflop_per_s: Record<string, number> }[]; // by number type
   operators: RooflineRow[];
 }
 
