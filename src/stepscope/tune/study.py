@@ -96,7 +96,7 @@ def import_optuna() -> Any:
         import sqlalchemy  # noqa: F401
     except ImportError as error:
         raise UsageError(
-            f"the search needs Optuna, which is not installed: pip install 'stepscope[tune]' ({error})"
+            f"the search needs Optuna, which is not installed: pip install optuna ({error})"
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
