@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from stepscope.analysis.step_view import StepView
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
+from stepscope.trace.model import Part, Span
 from stepscope.view import timeline
+from stepscope.view.rows import Row, pixel_edges, slices_in_files, slices_of, value_of
 from stepscope.view.slices import places_of, slice_of, stretch
-from stepscope.view.timeline import Row, TimelineIndex, pixel_edges, value_of
+from stepscope.view.timeline import TimelineIndex
 
 Slice = tuple[int, int]
 
@@ -131,6 +134,26 @@ def test_a_document_adds_up_to_the_slices(trace: Trace, window: tuple[int, int, 
     ]
     assert shown == covered(slices, start, start + length)
     assert document["whole"] is whole or not slices
+
+
+@given(traces(), st.integers(1, 20))
+def test_slices_in_files_are_the_same(trace: Trace, rows_in_part: int) -> None:
+    # Given a trace whose tables are in parts
+    def parts(table: str) -> list[Part]:
+        rows = trace.table(table)
+        pieces = [rows[first : first + rows_in_part] for first in range(0, rows.height, rows_in_part)]
+        return [Part(Span.of(piece), lambda *columns, piece=piece: piece.select(columns)) for piece in pieces]
+
+    # When
+    expected, found = slices_of(trace, 0), slices_in_files(replace(trace, _parts=parts), 0)
+
+    # Then
+    assert found.lanes == expected.lanes
+    for name in ("start", "duration", "before", "kind", "table", "row"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+    assert [found.names[each] for each in found.name.tolist()] == [
+        expected.names[each] for each in expected.name.tolist()
+    ]
 
 
 @given(traces(), windows)

@@ -250,7 +250,7 @@ function mark(self: uPlot, { marks = [], ticks = [], picked = null }: PlotProps,
 
 /** The next larger round step: 1, 2 or 5 times a power of ten; for bytes, a power of two. */
 export function roundStep(step: number, base: 2 | 10): number {
-  if (!(step > 0) || !Number.isFinite(step)) return 1;
+  if (!(step > 0) || !Number.isFinite(step) || (base === 2 && step < 1)) return 1;
   const power = base ** Math.floor(Math.log(step) / Math.log(base) + 1e-9);
   const steps = base === 2 ? [1, 2] : [1, 2, 5, 10];
   return power * steps.find((each) => each * power >= step * (1 - 1e-9))!;

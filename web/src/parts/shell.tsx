@@ -46,7 +46,7 @@ function Chips() {
   return (
     <div class="chips" role="group" aria-label="What is chosen">
       {chosen && <Chip kind={chosen.kind} words={words()} onClear={() => choose(null)} />}
-      {stretch && <Chip kind="time" words={`${moment(stretch.start)}, ${duration(stretch.end - stretch.start)}`} onClear={() => look(null)} />}
+      {stretch && <Chip kind="time" words={`${duration(stretch.end - stretch.start)} from ${moment(stretch.start)}`} onClear={() => look(null)} />}
     </div>
   );
 }

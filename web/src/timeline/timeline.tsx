@@ -210,11 +210,11 @@ class Controller {
     observer.observe(root);
     observer.observe(this.lanes.canvas); // which a scroll bar makes narrower
     this.undo.push(() => observer.disconnect());
-    const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
-      target.addEventListener(name, handle, { passive });
-      this.undo.push(() => target.removeEventListener(name, handle));
+    const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement | Document, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
+      target.addEventListener(name, handle as EventListener, { passive });
+      this.undo.push(() => target.removeEventListener(name, handle as EventListener));
     };
-    on(root, "keydown", (event) => this.key(event), false);
+    on(this.arrangement.room === null ? document : root, "keydown", (event) => this.key(event), false);
     on(root.querySelector<HTMLElement>(".timeline-scroll")!, "scroll", () => this.draw());
     on(this.lanes.canvas, "wheel", (event) => this.wheel(event), false);
     on(this.axis.canvas, "wheel", (event) => this.wheel(event, true), false);
@@ -535,7 +535,10 @@ class Controller {
 
   private key(event: KeyboardEvent): void {
     const { bounds } = this.windows;
-    if (event.target !== this.root || !bounds || !this.target || event.ctrlKey || event.metaKey || event.altKey) return;
+    // Where nothing has the focus, all keys but arrows are the view's.
+    const isNobodys = event.target === document.body || (event.target as Element).id === "main";
+    if (event.target !== this.root && (!isNobodys || event.key.startsWith("Arrow"))) return;
+    if (!bounds || !this.target || event.ctrlKey || event.metaKey || event.altKey) return;
     const x = this.pointer ? this.place({ clientX: this.pointer.x, clientY: this.pointer.y }).x : this.width / 2;
     const next = keyed(this.target, event.key, this.timeAt(x, this.target), bounds);
     if (next) this.aim(next);

@@ -152,7 +152,8 @@ function Alive({ device, at, isPeak }: { device: string; at: number; isPeak: boo
             <header>
               <h2>Alive {isPeak ? "at the peak" : `at ${moment(value.time_ns)}`}</h2>
               <span class="muted small">
-                {size(value.bytes)} in {count(value.count)} blocks
+                {size(value.bytes)}
+                {value.count > 0 && ` in ${value.count === 1 ? "1 block" : `${count(value.count)} blocks`}`}
                 {value.blocks.length < value.count && `; showing the largest ${count(value.blocks.length)}`}
               </span>
             </header>

@@ -29,6 +29,12 @@ export function TimelineView() {
     change({ slice: `${place.table}:${place.row}`, range: rangeText({ start: place.start - room, end: place.start + place.duration + room }) });
   };
   const facts = chosen ? slice.value : undefined;
+  useEffect(() => {
+    // A frame of the user's code chooses its line.
+    const { where, name = "", kind } = facts ?? {};
+    const isLine = where && (kind === "line" || (kind === "frame" && name.startsWith(`${where.file}(`)));
+    if (isLine) change({ choose: `line:${lineOf(where)}` }, true);
+  }, [facts]);
   return (
     <>
       <div class="toolbar">

@@ -49,11 +49,9 @@ class OpenTrace:
 
     @cached_property
     def timeline(self) -> TimelineIndex:
-        from stepscope.analysis.step_view import StepView
         from stepscope.view.timeline import TimelineIndex
 
-        whole = self._whole
-        return TimelineIndex(self.view if whole is None else StepView(whole, user_code=self.view.user_code))
+        return TimelineIndex(self.view, self._whole)
 
     @cached_property
     def report(self) -> TraceReport:
