@@ -89,7 +89,6 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
         assert_every_view_opens(page)
         page.show("Kernels")
         page.click("tbody tr", "xxxx")
-        page.click("tbody tr[aria-selected=true]")
         page.click("tbody tr", HOSTILE[:20])
 
         # Then the page shows it, and nothing ran
@@ -176,7 +175,9 @@ class TestTheSample:
 
         assert page.text("nav.views a[aria-current]") == "Operators"
         assert "aten::mm" in page.text(".chip")
-        assert page.texts("tbody td:first-child") == ["aten::mm"]
+        assert page.texts("tr[aria-selected=true] td:first-child") == ["aten::mm"]
+        page.show("Lines")
+        assert page.script("document.querySelectorAll('.source .costs.dim').length") > 0
 
     def test_tables_sort_filter_and_obey_the_keyboard(self, page: Page) -> None:
         page.show("Operators")

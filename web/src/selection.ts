@@ -69,6 +69,9 @@ export function within(related: Related | null, stretch?: Stretch): Related | nu
   return both;
 }
 
+/** What filters the rows of a kind: what is related, but not the choice of one of them, which is only marked. */
+export const filterOf = (related: Related | null, selection: Selection | null, kind: Kind) => (selection?.kind === kind ? undefined : related?.[kind]);
+
 /** Steps that a stretch of time touches. */
 export function stepsIn(range: Range, steps: readonly Step[]): Step[] {
   return steps.filter((step) => step.start_ns < range.end && step.start_ns + step.duration_ns > range.start);

@@ -133,6 +133,12 @@ function Rows<Row>({ name, label, columns, rows, order, sort, isChosen, onChoose
     return () => watcher.disconnect();
   }, []);
   useEffect(() => setActive((at) => Math.min(at, rows.length - 1)), [rows.length]);
+  useLayoutEffect(() => {
+    const chosen = isChosen ? rows.findIndex(isChosen) : -1;
+    if (chosen < 0) return;
+    setActive(chosen);
+    box.current!.scrollTop = chosen * HEIGHT - box.current!.clientHeight / 2;
+  }, []);
   const first = Math.max(0, Math.floor(top / HEIGHT) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / HEIGHT) + BEYOND);
   const go = (event: KeyboardEvent) => {

@@ -6,7 +6,7 @@ import { StepBar } from "../parts/step-bar";
 import { Table, type Column } from "../parts/table";
 import { useRelated } from "../related";
 import type { CauseTime, Diagnosis, Links, Session } from "../schema";
-import { isRelated, valueOf, type Related } from "../selection";
+import { filterOf, isRelated, valueOf, type Related } from "../selection";
 import { choose, selection } from "../state";
 
 export function Idle() {
@@ -62,7 +62,7 @@ function Causes({ diagnosis, session, links, related }: { diagnosis: Diagnosis; 
       rows={rows}
       columns={columns}
       sort="-ns"
-      keep={related?.cause && ((row) => isRelated(related, "cause", row.cause))}
+      keep={filterOf(related, selection.value, "cause") && ((row) => isRelated(related, "cause", row.cause))}
       isChosen={(row) => selection.value?.kind === "cause" && selection.value.value === row.cause}
       onChoose={(row) => toggle("cause", row.cause)}
     />

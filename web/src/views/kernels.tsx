@@ -4,7 +4,7 @@ import { toggle } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
 import { Table } from "../parts/table";
 import { useRelated } from "../related";
-import { isRelated, valueOf } from "../selection";
+import { filterOf, isRelated, valueOf } from "../selection";
 import { selection } from "../state";
 
 export function Kernels() {
@@ -34,7 +34,7 @@ export function Kernels() {
             rows={rows}
             columns={present(columns, rows, related, "kernel")}
             sort="-total_ns"
-            keep={related?.kernel && ((row) => isRelated(related, "kernel", valueOf(String(row.name))))}
+            keep={filterOf(related, selection.value, "kernel") && ((row) => isRelated(related, "kernel", valueOf(String(row.name))))}
             isChosen={(row) => selection.value?.kind === "kernel" && selection.value.value === valueOf(String(row.name))}
             onChoose={(row) => toggle("kernel", valueOf(String(row.name)))}
           />

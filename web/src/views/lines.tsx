@@ -9,7 +9,7 @@ import { lastPart } from "../parts/finding";
 import { Table, type Column } from "../parts/table";
 import { useRelated } from "../related";
 import type { LineCost, Lines as LinesDocument, Source } from "../schema";
-import { findingValues, isRelated, lineOf, type Related } from "../selection";
+import { filterOf, findingValues, isRelated, lineOf, type Related } from "../selection";
 import { change, choose, parameter, selection } from "../state";
 import "./lines.css";
 
@@ -104,7 +104,7 @@ function SourceLines({ file, text, rows, costs, related }: { file: string; text:
       {text.split("\n").map((code, place) => {
         const value = lineOf({ file, line: place + 1 });
         const row = byLine.get(place + 1);
-        const isDim = row !== undefined && !isRelated(related, "line", value);
+        const isDim = row !== undefined && filterOf(related, selection.value, "line") !== undefined && !isRelated(related, "line", value);
         return <SourceLine {...{ line: place + 1, code, value, row, largest, steps, isDim }} findings={findings.get(value) ?? []} />;
       })}
     </div>
@@ -202,7 +202,7 @@ function LineTable({ costs, rows, related }: { costs: LinesDocument; rows: reado
       rows={known}
       columns={columns}
       sort="-total_ns"
-      keep={related?.line && ((row) => isRelated(related, "line", valueOfRow(row)))}
+      keep={filterOf(related, selection.value, "line") && ((row) => isRelated(related, "line", valueOfRow(row)))}
       isChosen={(row) => selection.value?.kind === "line" && selection.value.value === valueOfRow(row)}
       onChoose={(row) => toggle("line", valueOfRow(row))}
     />

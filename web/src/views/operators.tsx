@@ -5,7 +5,7 @@ import { toggle } from "../parts/causes";
 import { Shown } from "../parts/controls";
 import { Table } from "../parts/table";
 import { useRelated } from "../related";
-import { isRelated, valueOf } from "../selection";
+import { filterOf, isRelated, valueOf } from "../selection";
 import { selection } from "../state";
 
 export function Operators() {
@@ -37,7 +37,7 @@ export function Operators() {
             rows={rows}
             columns={present(columns, rows, related, "operator")}
             sort={onDevice ? "-device_self_ns" : "-host_self_ns"}
-            keep={related?.operator && ((row) => isRelated(related, "operator", valueOf(String(row.name))))}
+            keep={filterOf(related, selection.value, "operator") && ((row) => isRelated(related, "operator", valueOf(String(row.name))))}
             isChosen={(row) => selection.value?.kind === "operator" && selection.value.value === valueOf(String(row.name))}
             onChoose={(row) => toggle("operator", valueOf(String(row.name)))}
           />

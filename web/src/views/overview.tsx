@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { LineLink, remedyTabs, Saving, CONFIDENCE, showFinding } from "../parts/finding";
 import { Shown, Tabs } from "../parts/controls";
 import { StepBar } from "../parts/step-bar";
@@ -56,6 +56,8 @@ function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
 
 function Cards({ findings, values, isShown }: { findings: Finding[]; values: string[]; isShown: (value: string) => boolean }) {
   const [open, setOpen] = useState<{ value: string; tab: string } | null>(null);
+  const panel = useRef<HTMLDivElement>(null);
+  useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), [open]);
   const opened = findings.find((_, place) => values[place] === open?.value);
   return (
     <section aria-label="First findings">
@@ -65,7 +67,7 @@ function Cards({ findings, values, isShown }: { findings: Finding[]; values: str
         ))}
       </div>
       {open && opened && (
-        <div class="opened" id="opened">
+        <div class="opened" id="opened" ref={panel}>
           <Tabs label="How to change it" tabs={remedyTabs(opened)} shown={open.tab} onShow={(tab) => setOpen({ ...open, tab })} />
         </div>
       )}

@@ -30,13 +30,14 @@ function All({ steps, session }: { steps: Step[]; session?: Session }) {
   const links = useOptional("links");
   const related = useRelated();
   const rows = useMemo(() => stepRows(steps, table, links), [steps, table, links]);
-  const within = range.value && new Set(stepsIn(range.value, steps).map((step) => step.index));
-  const isShown = (row: StepRow) => isRelated(related, "step", String(row.index)) && (!within || within.has(row.index));
+  const isOwn = selection.value?.kind === "step"; // chosen here: marked, and all others stay
+  const within = !isOwn && range.value && new Set(stepsIn(range.value, steps).map((step) => step.index));
+  const isShown = (row: StepRow) => isOwn || (isRelated(related, "step", String(row.index)) && (!within || within.has(row.index)));
   return (
     <>
       <Chart rows={rows} session={session} isShown={isShown} />
       <div class="section">
-        <StepTable rows={rows} session={session} keep={related?.step || within ? isShown : undefined} />
+        <StepTable rows={rows} session={session} keep={(related?.step && !isOwn) || within ? isShown : undefined} />
       </div>
     </>
   );
