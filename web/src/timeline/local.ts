@@ -8,7 +8,8 @@ const DEVICE = ["compute", "copy_in", "copy_out", "copy_on_device", "set", "comm
 
 /** What ran in a stretch of time: names and idle time; lines and modules of slices are not in the file. */
 export function stretchIn(document: Timeline, range: Range | null): Stretch {
-  const { start, end } = range ?? document;
+  const start = Math.max(range?.start ?? document.start, document.start);
+  const end = Math.max(Math.min(range?.end ?? document.end, document.end), start);
   const slices = new Map<string, Stretch["slices"][number]>();
   for (const { lane, rows } of rowsOf(document)) {
     rows.forEach((row, depth) => {
