@@ -100,12 +100,15 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
         page.assert_silent()
 
 
-def test_an_empty_trace_says_what_is_missing(browser: Browser, tmp_path: Path) -> None:
+def test_an_empty_trace_says_what_is_missing_and_an_ended_server_what_to_do(browser: Browser, tmp_path: Path) -> None:
     with served(saved(tmp_path, Trace.from_tables({}))) as address:
         page = Page(browser, address)
         assert_every_view_opens(page)
         page.show("Steps")
         assert "profiler.step()" in page.text(".notice")
+        page = Page(browser, address)
+    page.show("Operators")
+    assert "start it again" in page.text(".failed")
 
 
 @pytest.fixture(scope="module")
