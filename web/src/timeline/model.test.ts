@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
 import type { Lane, Row, Timeline } from "../schema";
+import { spreadOf } from "./draw";
 import { hitAt } from "./hit";
 import { type Arrangement, GAPS, layoutOf, modelOf, ROW } from "./model";
 import { bestOf, wanted } from "./windows";
@@ -87,4 +88,13 @@ describe("the next window", () => {
     expect(bestOf([fine], { start: 300, end: 500 })).toBe(fine);
     expect(bestOf([], whole)).toBeNull();
   });
+});
+
+test("values over time have a least and a largest one in each pixel", () => {
+  const values = { unit: "", least: 0, most: 9, start: [10, 14, 15, 30], value: [1, 9, 2, 5], low: [], high: [] };
+  const { low, high } = spreadOf(values, whole, 50, [0, 10, 20, 30, 40, 50]);
+  expect([...low]).toEqual([NaN, 1, 2, 5, 5]);
+  expect([...high]).toEqual([NaN, 9, 2, 5, 5]);
+  const few = spreadOf({ ...values, start: [], value: [], low: [1, 2], high: [3, 4] }, { start: 0, end: 20 }, 50, [5, 10, 15, 20, 25]);
+  expect([...few.low]).toEqual([1, 2, 2, NaN]);
 });
