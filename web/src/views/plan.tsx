@@ -75,7 +75,7 @@ function Machines({ plan }: { plan: Document }) {
     const found: Column<Machine>[] = [
       { name: "machine", title: "Machine", value: nameOf, show: (row) => <span>{row.on_front && <b aria-label="nothing is both cheaper and faster">★ </b>}{nameOf(row)}</span> },
       { name: "hours", title: "Time", value: (row) => row.hours, show: hoursBand, isNumber: true, width: 200 },
-      { name: "usd", title: "Cost", value: (row) => row.usd, show: costBand, isNumber: true, width: 190 },
+      { name: "usd", title: "Cost", value: (row) => row.usd, show: costBand, isNumber: true, width: 224 },
       { name: "usd_h", title: "An hour", value: (row) => row.usd_h, show: (row) => dollars(row.usd_h), isNumber: true, width: 84 },
       { name: "price_as_of", title: "Price of", value: (row) => row.price_as_of, show: (row) => (row.price_is_old ? `${row.price_as_of}, old` : row.price_as_of), width: 124 },
       { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 90 },

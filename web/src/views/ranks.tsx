@@ -1,7 +1,7 @@
 /** All ranks of a job over its steps: where each loses time, and which one the others wait for. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, duration, short } from "../format";
+import { count, duration, sentence, short } from "../format";
 import { useDocument } from "../document";
 import type { Ranks as Document } from "../documents";
 import { causeOf } from "../parts/causes";
@@ -62,7 +62,7 @@ function All({ document, isOld }: { document: Document; isOld: boolean }) {
         )}
       </div>
       {sentences.map((text) => (
-        <p>{text}</p>
+        <p>{sentence(text)}</p>
       ))}
       <Heat document={document} word={word} onOpen={(place) => openRank(document, place)} />
       <RankTable document={document} word={word} />
@@ -125,7 +125,7 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
       if (rank === null) return;
       const x = LABELS + (cellOf(step, steps.length, cells.columns) + 0.5) * wide - gap / 2;
       const y = (cellOf(rank, ranks.length, cells.rows) + 0.5) * tall - gap / 2;
-      const size = Math.min(Math.max(Math.min(wide, tall) / 4, 1.5), 5);
+      const size = Math.min(Math.max(Math.min(wide, tall) / 4, 2.5), 5);
       context.beginPath();
       context.moveTo(x, y - size);
       context.lineTo(x + size, y);
@@ -139,7 +139,7 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
     const every = Math.max(1, Math.ceil(16 / tall));
     for (let row = 0; row < cells.rows; row += every) {
       const rank = ranks[firstOf(row, ranks.length, cells.rows)]!;
-      context.fillText(short(rank.name.split("/").at(-1)!, 12), 0, (row + 0.5) * tall);
+      context.fillText(short(rank.name.split("/").at(-1)!, 12), 0, Math.max((row + 0.5) * tall, 6));
     }
     context.textBaseline = "top";
     const apart = Math.max(1, Math.ceil(56 / wide));
