@@ -9,9 +9,10 @@ from typing import Final
 
 import pytest
 
+from stepscope.report.format import cell, duration, share
 from stepscope.trace import Trace
 from tests.browser import CHROMIUM, Browser
-from tests.e2e.conftest import PER_TOKEN
+from tests.e2e.conftest import PER_TOKEN, run_here
 from tests.page import Page, served
 from tests.unit.recording import Recording, saved
 
@@ -51,9 +52,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 def assert_every_view_opens(page: Page) -> None:
     """Each view without a complaint or a failure, no wider than a phone, and without jumping about."""
+    assert sum(page.script("shifts")) <= MOST_SHIFT
     for view in page.views:
+        page.script("shifts.length = 0")
         page.show(view)
         assert page.texts(".failed") == [], view
+        assert sum(page.script("shifts")) <= MOST_SHIFT, view
         page.browser.resize(360, 740)
         page.wait("document.documentElement.scrollWidth <= 360", view)
         page.browser.resize(1280, 800)
@@ -66,9 +70,7 @@ def test_every_view_of_a_real_trace_opens(browser: Browser, name: str) -> None:
     if not folder:
         pytest.skip("STEPSCOPE_TRACES is not set")
     with served(Path(folder) / name) as address:
-        page = Page(browser, address)
-        assert sum(page.script("shifts")) <= MOST_SHIFT
-        assert_every_view_opens(page)
+        assert_every_view_opens(Page(browser, address))
 
 
 def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
@@ -98,12 +100,15 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
         page.assert_silent()
 
 
-def test_an_empty_trace_says_what_is_missing(browser: Browser, tmp_path: Path) -> None:
+def test_an_empty_trace_says_what_is_missing_and_an_ended_server_what_to_do(browser: Browser, tmp_path: Path) -> None:
     with served(saved(tmp_path, Trace.from_tables({}))) as address:
         page = Page(browser, address)
         assert_every_view_opens(page)
         page.show("Steps")
         assert "profiler.step()" in page.text(".notice")
+        page = Page(browser, address)
+    page.show("Operators")
+    assert "start it again" in page.text(".failed")
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +126,6 @@ class TestTheSample:
     """The sample of scripts/demo."""
 
     def test_every_view_opens(self, page: Page) -> None:
-        assert sum(page.script("shifts")) <= MOST_SHIFT
         assert_every_view_opens(page)
 
     def test_the_first_screen_says_why_and_what_to_do(self, page: Page) -> None:
@@ -140,6 +144,32 @@ class TestTheSample:
         page.click(".card-actions button", "Try")
         assert "stepscope run --apply batched-loss" in page.text("#opened")
         page.assert_silent()
+
+    def test_its_numbers_are_those_of_the_json(self, page: Page) -> None:
+        # Given
+        diagnosis = run_here("diagnose", PER_TOKEN, "--json", "-").json()
+        operators = run_here("operators", PER_TOKEN, "--format", "json", "--top", "20").json()
+        steps = run_here("steps", PER_TOKEN, "--format", "json").json()
+        finding = diagnosis["findings"][0]
+
+        # Then
+        saving = f"{duration(finding['saving_ns_per_step'])} {share(finding['saving_share'])}"
+        assert page.text(".card .gain") == saving
+        assert page.text(".bar-head h2").endswith(f": {duration(diagnosis['steps']['step_ns'])}")
+        page.show("Findings")
+        column = {"ns": "time_ns", "share": "share", "bytes": "bytes", "count": "count", "": "count"}
+        figures = [cell(column[each["unit"]], each["value"]) for each in finding["evidence"]["figures"]]
+        assert [text.split(" (limit")[0] for text in page.texts(".finding .figures dd")][: len(figures)] == figures
+        page.show("Operators")
+        names = ("name", "calls", "calls_per_step", "host_self_ns", "host_self_share", "host_total_ns")
+        expected = [[cell(name, row[name]) for name in names] for row in operators]
+        rows = page.script(
+            "[...document.querySelectorAll('tbody tr:not(.space)')].slice(0, 20)"
+            ".map(row => [...row.cells].slice(0, 6).map(each => each.innerText))"
+        )
+        assert rows == expected
+        page.show("Steps")
+        assert page.texts("tbody td:nth-child(3)") == [duration(step["duration_ns"]) for step in steps]
 
     def test_a_finding_filters_the_other_views_and_the_address_keeps_it(self, page: Page) -> None:
         page.show("Operators")

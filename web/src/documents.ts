@@ -292,6 +292,7 @@ export interface Prediction {
   memory_bytes: number | null;
   device_memory_bytes: number | null;
   fits: boolean | null;
+  knowledge: Record<string, number>;
   notes: string[];
 }
 

@@ -7,10 +7,10 @@ import { range, selection } from "./state";
 
 export function useRelated(): Related | null {
   const session = useDocument("session").value;
-  const diagnosis = useOptional("diagnosis");
-  const links = useOptional("links");
+  const chosen = selection.value;
+  const diagnosis = useOptional("diagnosis", chosen !== null);
+  const links = useOptional("links", chosen !== null);
   const time = session?.documents.includes("stretch") ? range.value : null;
   const stretch = useDocument(time && "stretch", time ? { start: time.start, end: time.end } : {}).value;
-  const chosen = selection.value;
   return useMemo(() => within(relatedTo(chosen, diagnosis, links), stretch), [chosen, diagnosis, links, stretch]);
 }

@@ -157,7 +157,7 @@ def _machine(machine: Machine, plan: Plan) -> dict[str, Any]:
         "price_age_days": price.age_days(plan.today),
         "price_is_old": price.is_old(plan.today),
         "price_source": price.source,
-        "fits": prediction.fits,
+        **fields(prediction, "fits", "knowledge"),
         "scaling": None if scaled is None else fields(scaled, *scaling),
         "estimated_kwh": machine.kwh,
         "estimated_kg_co2": machine.kilograms,

@@ -35,9 +35,9 @@ export function Top({ title, onHelp }: { title: string; onHelp: () => void }) {
 }
 
 function Chips() {
-  const diagnosis = useOptional("diagnosis");
   const session = useDocument("session").value;
   const chosen = selection.value;
+  const diagnosis = useOptional("diagnosis", chosen?.kind === "finding");
   const stretch = range.value;
   const words = () => {
     if (chosen?.kind === "finding") return findingOf(chosen.value, diagnosis?.findings ?? [])?.title ?? chosen.value;

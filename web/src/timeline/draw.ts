@@ -1,9 +1,9 @@
 /** Drawing of the timeline on a canvas, in device pixels. */
 
-import type { Cause, Lane } from "../schema";
+import type { Cause, Lane, Values } from "../schema";
 import type { Range } from "../state";
 import { axisOf } from "./axis";
-import { type Covered, type Detail, detail, firstTouching, type Slices } from "./detail";
+import { type Covered, type Detail, detail, firstTouching, lowerBound, type Slices } from "./detail";
 import type { DrawnGap, DrawnRow, Layout, Model, Track } from "./model";
 
 export interface Colours {
@@ -302,28 +302,14 @@ export class Painter {
     const scale = (height - 2 * ratio) / Math.max(values.most - least, 1e-30);
     const y = (value: number) => top + height - (value - least) * scale;
     context.fillStyle = colour;
-    if (values.low.length) {
-      const { start, end } = scene.model.range;
-      for (let x = 0; x < canvas.width; x++) {
-        const place = Math.floor(((edges[x]! - start) / (end - start)) * values.low.length);
-        const high = values.high[place];
-        if (high === undefined) continue;
-        context.globalAlpha = 0.45;
-        context.fillRect(x, y(values.low[place]!), 1, top + height - y(values.low[place]!));
-        context.globalAlpha = 1;
-        context.fillRect(x, y(high), 1, Math.max(y(values.low[place]!) - y(high), ratio));
-      }
-      return;
-    }
-    for (let at = 0; at < values.start.length; at++) {
-      const next = values.start[at + 1] ?? scene.model.document.last;
-      if (next < scene.shown.start || values.start[at]! > scene.shown.end) continue;
-      const left = Math.max(this.x(values.start[at]!, scene.shown), 0);
-      const right = Math.min(this.x(next, scene.shown), canvas.width);
+    const { low, high } = spreadOf(values, scene.model.range, scene.model.document.last, edges);
+    for (let x = 0; x < canvas.width; x++) {
+      if (Number.isNaN(low[x]!)) continue;
+      const [bottom, peak] = [y(low[x]!), y(high[x]!)];
       context.globalAlpha = 0.45;
-      context.fillRect(left, y(values.value[at]!), Math.max(right - left, 1), top + height - y(values.value[at]!));
+      context.fillRect(x, bottom, 1, top + height - bottom);
       context.globalAlpha = 1;
-      context.fillRect(left, y(values.value[at]!), Math.max(right - left, 1), ratio);
+      context.fillRect(x, peak, 1, Math.max(bottom - peak, ratio));
     }
   }
 
@@ -440,6 +426,32 @@ export class Painter {
     if (!found) this.rgb.set(colour, (found = channelsOf(colour, this.context)));
     return found;
   }
+}
+
+/** The least and the largest value in each pixel, NaN where none is known. */
+export function spreadOf(values: Values, window: Range, last: number, edges: ArrayLike<number>): { low: Float64Array; high: Float64Array } {
+  const width = edges.length - 1;
+  const low = new Float64Array(width).fill(NaN);
+  const high = new Float64Array(width).fill(NaN);
+  const widen = (x: number, least: number, most: number) => {
+    if (!(low[x]! <= least)) low[x] = least;
+    if (!(high[x]! >= most)) high[x] = most;
+  };
+  if (values.low.length) {
+    for (let x = 0; x < width; x++) {
+      const place = Math.floor(((edges[x]! - window.start) / (window.end - window.start)) * values.low.length);
+      if (values.low[place] !== undefined) widen(x, values.low[place]!, values.high[place]!);
+    }
+    return { low, high };
+  }
+  const scale = width / (edges[width]! - edges[0]!);
+  const { start, value } = values;
+  for (let at = Math.max(lowerBound(start, edges[0]!) - 1, 0); at < start.length && start[at]! < edges[width]!; at++) {
+    const from = Math.max(Math.floor((start[at]! - edges[0]!) * scale), 0);
+    const to = Math.min(Math.ceil(((start[at + 1] ?? last) - edges[0]!) * scale), width);
+    for (let x = from; x < Math.max(to, from + 1) && x < width; x++) widen(x, value[at]!, value[at]!);
+  }
+  return { low, high };
 }
 
 /** The time of each pixel that narrow gaps cover, by cause. */

@@ -81,13 +81,14 @@ export const ROW = 17;
 export const GAPS = 20;
 const VALUES = 40;
 const BETWEEN = 7;
-const LANES_OPEN = 12; // further lanes of a kind are folded until they are opened
+const QUEUES_OPEN = 12; // further queues are folded until they are opened, and stand below the threads
+const THREADS_OPEN = 4;
 const MOST_ROWS = 24;
 const LITTLE = 0.01; // of the window: rows with less are left out where there is little room
 
 export const gapLane = (device: string) => `gaps.${device}`;
 
-/** Place every lane: pinned ones first, each device's idle time before its queues, that of the main thread before it. */
+/** Place every lane: pinned ones, then idle time with the queues or, where there are many, before the threads; the rest. */
 export function layoutOf(model: Model, arrangement: Arrangement, shown: Range): Layout {
   if (arrangement.room === null) return placed(model, arrangement, shown, Infinity, Infinity);
   // As many rows of each lane as there is room for, then of the first one.
@@ -150,7 +151,7 @@ function placed(model: Model, { folded, opened, pinned, room }: Arrangement, sho
     if (done.has(each.lane.id)) return;
     done.add(each.lane.id);
     const number = (counts[each.lane.kind] = (counts[each.lane.kind] ?? 0) + 1);
-    addLane(each, compact ? true : number <= LANES_OPEN);
+    addLane(each, compact || number <= (each.lane.kind === "queue" ? QUEUES_OPEN : THREADS_OPEN));
   };
   const drawGap = (gap: DrawnGap | undefined) => {
     if (!gap || done.has(gapLane(gap.device))) return;
@@ -162,8 +163,12 @@ function placed(model: Model, { folded, opened, pinned, room }: Arrangement, sho
     if (each) draw(each);
     else drawGap(model.gaps.find((gap) => gapLane(gap.device) === id));
   }
-  if (compact) model.gaps.forEach(drawGap);
-  for (const each of lanes) {
+  // What the device does comes first: a thread may have a hundred rows of frames.
+  const isQueue = ({ lane }: Model["lanes"][number]) => lane.kind === "queue" || lane.kind === "path";
+  const queuesFirst = !compact && lanes.filter(isQueue).length <= QUEUES_OPEN;
+  const ordered = queuesFirst ? [...lanes.filter(isQueue), ...lanes.filter((each) => !isQueue(each))] : lanes;
+  if (!queuesFirst) model.gaps.forEach(drawGap);
+  for (const each of ordered) {
     if (each.lane.kind === "host") drawGap(model.gaps.find((gap) => gap.device === ""));
     if (each.lane.kind === "queue") drawGap(model.gaps.find((gap) => gap.device === each.lane.device));
     draw(each);

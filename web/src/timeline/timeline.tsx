@@ -169,6 +169,7 @@ class Controller {
   private map: Painter | null = null;
   private colours: Colours | null = null;
   private isPainted = false;
+  private seenChosen = "";
   private frame = 0;
   private last = 0;
   private resting = 0;
@@ -334,6 +335,7 @@ class Controller {
     const visible = Math.min(scroll.clientHeight || this.layout.height, this.layout.height);
     const { canvas } = this.lanes;
     if (canvas.style.height !== `${visible}px`) canvas.style.height = `${visible}px`;
+    this.showChosen();
     const scene = this.scene(model, shown, scroll.scrollTop);
     if (!this.isPainted) performance.mark("timeline-painted");
     this.isPainted = true;
@@ -566,6 +568,23 @@ class Controller {
     return null;
   }
 
+  /** Bring the row of a slice that was just chosen into sight. */
+  private showChosen(): void {
+    const { chosen } = this.props;
+    const key = chosen ? `${chosen.table}:${chosen.row}` : "";
+    if (key === this.seenChosen) return;
+    const found = this.chosenSlice();
+    // The lanes may not have their new height yet; then the next drawing brings it into sight.
+    if (!key || (found && this.reveal(found.track))) this.seenChosen = key;
+  }
+
+  private reveal({ top, height }: Track): boolean {
+    const scroll = this.root!.querySelector(".timeline-scroll")!;
+    if (top < scroll.scrollTop) scroll.scrollTop = top;
+    else if (top + height > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + height - scroll.clientHeight;
+    return top >= scroll.scrollTop - 1 && top + height <= scroll.scrollTop + scroll.clientHeight + 1;
+  }
+
   private focusChosen(bounds: Range): void {
     const found = this.chosenSlice();
     const range = found ? spanOf(found) : this.props.marked;
@@ -613,9 +632,7 @@ class Controller {
     const shown = this.target!;
     const length = shown.end - shown.start;
     if (end < shown.start + 0.05 * length || start > shown.end - 0.05 * length) this.aim(moved(shown, (start + end) / 2 - (shown.start + shown.end) / 2, bounds));
-    const scroll = this.root!.querySelector(".timeline-scroll")!;
-    if (track.top < scroll.scrollTop) scroll.scrollTop = track.top;
-    else if (track.top + track.height > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = track.top + track.height - scroll.clientHeight;
+    this.reveal(track);
   }
 }
 

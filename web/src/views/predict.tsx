@@ -100,6 +100,7 @@ function Predictions({ document }: { document: Document }) {
             <th scope="col" class="number">Busy</th>
             <th scope="col">Limit</th>
             <th scope="col">Memory</th>
+            <th scope="col">Rests on</th>
           </tr>
         </thead>
         <tbody>
@@ -118,12 +119,19 @@ function Predictions({ document }: { document: Document }) {
               <td data-tip={row.memory_bytes === null || row.device_memory_bytes === null ? undefined : `${size(row.memory_bytes)} of ${size(row.device_memory_bytes)}`}>
                 {row.fits === null ? "unknown" : row.fits ? "fits" : "does not fit"}
               </td>
+              <td>{restsOn(row)}</td>
             </tr>
           ))}
         </tbody>
       </table>
     </div>
   );
+}
+
+/** What most of the device's time rests on: "learned 97.0 %". */
+function restsOn({ knowledge }: Prediction): string {
+  const [most] = Object.entries(knowledge).sort((one, other) => other[1] - one[1]);
+  return most === undefined ? "" : `${most[0]} ${share(most[1])}`;
 }
 
 const EXACT = 0.0005; // a narrower range, as a share of the step, is not shown
