@@ -88,11 +88,11 @@ def number(options: Options, name: str, *, least: int = -(2**63), most: int = 2*
     if text is None:
         return None
     try:
-        value = int(text)
-    except ValueError:
+        value = round(float(text))
+    except (ValueError, OverflowError):
         value = most + 1
     if not least <= value <= most:
-        raise UsageError(f"{name}={text[:50]} is not a whole number")
+        raise UsageError(f"{name}={text[:50]} is not a number that can be")
     return value
 
 
@@ -121,7 +121,8 @@ def _diagnosis(opened: OpenTrace, options: Options) -> Any:
 def _timeline(opened: OpenTrace, options: Options) -> Any:
     start, end = number(options, "start"), number(options, "end")
     width = number(options, "width", least=1, most=100_000)
-    return opened.timeline.window(start, end, width or 1000, path=options.get("path", "") not in ("", "0", "false"))
+    path = options.get("path", "") not in ("", "0", "false")
+    return opened.timeline.window(start, end, width or 1000, path=path, mark=options.get("mark", ""))
 
 
 def _lines(opened: OpenTrace, options: Options) -> Any:
@@ -232,8 +233,8 @@ MAKERS: Final[dict[str, Maker]] = {
     "diagnosis": _diagnosis,
     "timeline": _timeline,
     "slice": _slice,
-    "stretch": _stretch,
-    "places": _places,
+    "range": _stretch,
+    "search": _places,
     "links": _links,
     "steps": _table(tables.STEPS),
     "idle": _table(tables.IDLE, "pieces", "group_by"),
