@@ -19,6 +19,7 @@ from stepscope.report.document import (
     Table,
     fields,
     section_if,
+    sentences,
     stamped,
     texts,
 )
@@ -134,6 +135,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         },
         today=plan.today.isoformat(),
         recommendation=recommendation(plan),
+        sentences=sentences(plan_document(plan)),
         machines=[_machine(each, plan) for each in plan.machines],
         left_out=plan.refused,
         **fields(plan, "without_price", "notes"),

@@ -15,7 +15,19 @@ from stepscope.predict.limits import Link
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.predict.scaling import ScaledStep
 from stepscope.predict.work_times import KNOWLEDGE
-from stepscope.report.document import Block, Document, Facts, Items, Section, Table, fields, section_if, stamped, texts
+from stepscope.report.document import (
+    Block,
+    Document,
+    Facts,
+    Items,
+    Section,
+    Table,
+    fields,
+    section_if,
+    sentences,
+    stamped,
+    texts,
+)
 from stepscope.report.format import count, duration, file_name, share, size, warning_sentence
 
 _MOST_WARNINGS: Final = 5
@@ -246,6 +258,7 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         step_ns=answer.measured_ns,
         **fields(answer, *names, "memory"),
         predictions=[_prediction(each) for each in answer.predictions],
+        sentences=sentences(predict_document(answer)),
     )
 
 

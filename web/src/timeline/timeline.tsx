@@ -574,14 +574,15 @@ class Controller {
     const key = chosen ? `${chosen.table}:${chosen.row}` : "";
     if (key === this.seenChosen) return;
     const found = this.chosenSlice();
-    if (found) this.reveal(found.track);
-    if (found || !key) this.seenChosen = key;
+    // The lanes may not have their new height yet; then the next drawing brings it into sight.
+    if (!key || (found && this.reveal(found.track))) this.seenChosen = key;
   }
 
-  private reveal({ top, height }: Track): void {
+  private reveal({ top, height }: Track): boolean {
     const scroll = this.root!.querySelector(".timeline-scroll")!;
     if (top < scroll.scrollTop) scroll.scrollTop = top;
     else if (top + height > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + height - scroll.clientHeight;
+    return top >= scroll.scrollTop - 1 && top + height <= scroll.scrollTop + scroll.clientHeight + 1;
   }
 
   private focusChosen(bounds: Range): void {
