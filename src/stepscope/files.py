@@ -184,7 +184,7 @@ def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:
     """Read the JSON object in a file; a wrong checksum is reported, and a missing one accepted.
 
     Args:
-        only_whole: refuse a file that was changed, if it can be regenerated.
+        only_whole: refuse a file that was changed, if it can be regenerated, or a part of it is of no use.
 
     Raises UsageError if it cannot be read, is larger than 64 MiB, or does not contain a JSON object.
     """

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.unmeasured_makers import PAIRS, ends_of, left_out
 from stepscope.machine.devices import named_device
+from stepscope.predict.operations import UNMEASURED
 from stepscope.predict.prediction import StepPredictor
 from stepscope.whatif.experiment import Experiment
 from tests.golden.opened import opened
@@ -85,3 +87,45 @@ def test_a_processors_recording_from_shapes_alone(traces_folder: Path) -> None:
     assert found.limit == "input"
     assert found.device_ns is not None
     assert found.device_ns < 5e6
+
+
+def test_the_range_of_guesses_is_that_of_other_makers_traces(traces_folder: Path) -> None:
+    """Leaving out all of a maker's devices, as the models do, gives the factors in use; the others hold each trace."""
+    traces = left_out(traces_folder)
+
+    assert tuple(round(end, 2) for end in ends_of(traces)) == UNMEASURED
+    held = [
+        low <= each.together <= high
+        for each in traces
+        for low, high in (ends_of([o for o in traces if o is not each]),)
+    ]
+    assert sum(held) >= 0.9 * len(held)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=("qwen", "timesformer"))
+@pytest.mark.parametrize("forwards", [True, False])
+def test_recordings_on_two_makers_devices_predict_each_other(
+    traces_folder: Path, pair: tuple[str, str], forwards: bool
+) -> None:
+    source, target = (Experiment(opened(traces_folder / name)) for name in (pair if forwards else pair[::-1]))
+    there = StepPredictor(target)
+    assert there.recorded_device is not None
+
+    found = StepPredictor(source).on(there.recorded_device)
+
+    measured = there.replays.measured_device_ns
+    assert found.device_ns == pytest.approx(measured, rel=0.2)
+    assert found.knowledge["transferred"] > 0.95
+    assert not any("nobody has measured" in note for note in found.notes)
+
+
+def test_a_guess_says_that_nobody_measured(traces_folder: Path) -> None:
+    found = predictor(traces_folder, "h100_qwen_chat.json.gz").on(named_device("Gaudi3"))
+
+    assert found.knowledge["datasheet times a constant"] > 0.95
+    assert (
+        sum(note.startswith("nobody has measured this kind of work on that device for us") for note in found.notes) == 1
+    )
+    assert found.step_ns is not None
+    assert found.high_ns is not None
+    assert found.high_ns > 3 * found.step_ns

@@ -16,8 +16,9 @@ from stepscope.readers import open_trace
 from stepscope.trace import Trace, Window
 from tests.simulator import KinetoOptions, Machine, write_kineto
 from tests.simulator.strategies import programs
+from tests.tries import tries
 
-PROPERTY = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(deadline=None, max_examples=tries(15), suppress_health_check=[HealthCheck.too_slow])
 EVER = Window(-(2**60), 2**60)
 
 

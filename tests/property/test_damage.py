@@ -35,6 +35,7 @@ from tests.property.documents import (
 )
 from tests.simulator import kineto_bytes
 from tests.simulator.programs import exposed_all_reduce
+from tests.tries import tries
 from tests.unit.xplanes import part
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -43,8 +44,8 @@ RECORDINGS = (
     FIXTURES.parent.parent / "examples/gpt2_per_token_loss_cpu.json.gz",
 )
 
-few = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-many = settings(few, max_examples=30)
+few = settings(max_examples=tries(8), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+many = settings(few, max_examples=tries(15))
 
 
 @pytest.fixture(scope="module")

@@ -29,8 +29,9 @@ from tests.simulator.rocprof import HIP_NAMES, RocprofOptions, write_rocprof
 from tests.simulator.sight import Reading, Sight, by_name_alone, calls_alone, ranges_alone, without_frames
 from tests.simulator.strategies import programs
 from tests.simulator.xplane import XPlaneOptions, write_xplane
+from tests.tries import tries
 
-PROPERTY = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(deadline=None, max_examples=tries(12), suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tests.property.random_tables import traces
 from tests.simulator import Machine, write_kineto
 from tests.simulator.programs import PROGRAMS, backward_thread
 from tests.simulator.strategies import programs
+from tests.tries import tries
 from tests.unit.recording import Recording
 
 Write = Callable[[Trace], Iterator[bytes]]
@@ -71,7 +72,7 @@ def test_an_empty_trace_is_refused_like_any_other_without_events(write: Write, t
 
 @FORMATS
 @given(trace=traces(plain=True))
-@settings(PROPERTY, max_examples=20)
+@settings(PROPERTY, max_examples=tries(10))
 def test_tables_of_anything_make_a_trace_that_holds(write: Write, folder: Path, trace: Trace) -> None:
     try:
         found = read_back(write, trace, folder)
@@ -84,7 +85,7 @@ def test_tables_of_anything_make_a_trace_that_holds(write: Write, folder: Path, 
 
 @FORMATS
 @given(machine=programs())
-@settings(PROPERTY, max_examples=8)
+@settings(PROPERTY, max_examples=tries(4))
 def test_simulated_machines_have_the_same_figures(write: Write, folder: Path, machine: Machine) -> None:
     try:
         trace = open_trace(write_kineto(machine, folder / "simulated.json"))

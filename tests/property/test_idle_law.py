@@ -17,8 +17,9 @@ from stepscope.trace.window import union
 from tests.simulator import IdlePiece, KinetoOptions, Machine, merge_pieces, write_kineto
 from tests.simulator.programs import PROGRAMS
 from tests.simulator.strategies import programs
+from tests.tries import tries
 
-PROPERTY = settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(deadline=None, max_examples=tries(15), suppress_health_check=[HealthCheck.too_slow])
 
 
 def written_and_read(machine: Machine, folder: Path, options: KinetoOptions | None = None) -> Trace:

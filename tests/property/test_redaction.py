@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.commands import _parsers, main
+from stepscope.commands import main, parsers
 from stepscope.report.redaction import Redactor
 from tests.property.test_every_format import FORMATS, Format
 from tests.simulator import Machine, write_kineto
@@ -43,7 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("compare", "TRACE", "TRACE2", "--json", "OUT/c.json", "--markdown", "OUT/c.md", "--html", "OUT/c.html"),
     ("compare", "TRACE", "TRACE2"),
     ("whatif", "TRACE", "--json", "OUT/w.json"),
-    ("predict", "TRACE", "--device", "H100-SXM5-80GB", "--json", "OUT/p.json"),
+    ("predict", "TRACE", "--to", "H100-SXM", "--json", "OUT/p.json"),
     ("energy", "TRACE", "--json", "OUT/e.json"),
     ("operators", "TRACE", "--format", "csv"),
     ("operators", "TRACE"),
@@ -304,6 +304,6 @@ def test_a_warning_about_a_file_and_without_redact_all_of_its_name(
 def test_the_commands_with_the_option_are_those_of_the_security_page() -> None:
     page = (Path(__file__).parents[2] / "SECURITY.md").read_text()
     listed = page.partition("These commands have it: ")[2].partition(".")[0].split()
-    _, commands = _parsers()
+    _, commands = parsers()
     known = {name for name, parser in commands.items() if "--redact" in parser.format_help()}
     assert {word.strip("`,") for word in listed if "`" in word} == known

@@ -21,8 +21,9 @@ from stepscope.whatif.changes import scaled_work, without_cause
 from tests.simulator import KinetoOptions, Machine, write_kineto
 from tests.simulator.programs import PROGRAMS
 from tests.simulator.strategies import programs
+from tests.tries import tries
 
-PROPERTY = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(deadline=None, max_examples=tries(12), suppress_health_check=[HealthCheck.too_slow])
 US = 1_000
 STEPS, LAYERS = 4, 6
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +15,11 @@ from hypothesis import strategies as st
 from stepscope.analysis.step_view import StepView
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
+from stepscope.trace.model import Part, Span
 from stepscope.view import timeline
+from stepscope.view.rows import Row, pixel_edges, slices_in_files, slices_of, value_of
 from stepscope.view.slices import places_of, slice_of, stretch
-from stepscope.view.timeline import Row, TimelineIndex, pixel_edges, value_of
+from stepscope.view.timeline import TimelineIndex
 
 Slice = tuple[int, int]
 
@@ -133,6 +136,26 @@ def test_a_document_adds_up_to_the_slices(trace: Trace, window: tuple[int, int, 
     assert document["whole"] is whole or not slices
 
 
+@given(traces(), st.integers(1, 20))
+def test_slices_in_files_are_the_same(trace: Trace, rows_in_part: int) -> None:
+    # Given a trace whose tables are in parts
+    def parts(table: str) -> list[Part]:
+        rows = trace.table(table)
+        pieces = [rows[first : first + rows_in_part] for first in range(0, rows.height, rows_in_part)]
+        return [Part(Span.of(piece), lambda *columns, piece=piece: piece.select(columns)) for piece in pieces]
+
+    # When
+    expected, found = slices_of(trace, 0), slices_in_files(replace(trace, _parts=parts), 0)
+
+    # Then
+    assert found.lanes == expected.lanes
+    for name in ("start", "duration", "before", "kind", "table", "row"):
+        assert getattr(found, name).tolist() == getattr(expected, name).tolist(), name
+    assert [found.names[each] for each in found.name.tolist()] == [
+        expected.names[each] for each in expected.name.tolist()
+    ]
+
+
 @given(traces(), windows)
 def test_gaps_and_work_fill_the_time_of_the_device(trace: Trace, window: tuple[int, int, int]) -> None:
     start, length, width = window
@@ -224,3 +247,35 @@ def test_long_names_have_the_value_that_the_page_gives_them() -> None:
     # The values are those of valueOf in web/src/selection.ts.
     assert value_of("x" * 400) == "x" * 400
     assert value_of("é😀x" * 150) == "é😀x" * 25 + "…c7hlgd"
+
+
+def test_where_a_part_is_analysed_the_whole_is_drawn_from_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a trace of which the second half is analysed
+    monkeypatch.setattr(timeline, "MOST_IN_MEMORY", 0)
+    times = {
+        "start_ns": [0, 100],
+        "duration_ns": [50, 60],
+        "lane": [0, 0],
+        "kind": ["compute"] * 2,
+        "device": ["0"] * 2,
+    }
+    lanes = pl.DataFrame({"lane": [0], "kind": ["queue"], "name": ["stream 7"], "device": ["0"]})
+    work = pl.DataFrame({**times, "name": ["gemm", "softmax"]})
+    whole = Trace.from_tables({"lanes": lanes, "device_work": work})
+    part = Trace.from_tables({"lanes": lanes, "device_work": work[1:]})
+    index = TimelineIndex(StepView(part), whole)
+
+    # When
+    document = index.window(mark="kernel:gemm\nline:train.py:3")
+    found = stretch(index, 25, 130)
+
+    # Then
+    assert index.is_partial
+    assert [row["start"] for row in document["lanes"][0]["rows"]] == [[0, 100]]
+    assert document["lanes"][0]["rows"][0]["marked"] == [1, 0]
+    assert {each["name"]: (each["ns"], each["self_ns"]) for each in found["slices"]} == {
+        "gemm": (25, None),
+        "softmax": (30, None),
+    }
+    assert slice_of(index, "device_work", 1)["name"] == "softmax"
+    assert [each["start"] for each in places_of(index, "gemm")["places"]] == [0]

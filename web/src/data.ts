@@ -28,7 +28,9 @@ export async function fetchDocument<Name extends string & keyof Documents>(
     if (!(address in embedded)) throw new Unavailable(`This report has no ${name}. Run stepscope view for all of it.`);
     return embedded[address] as Documents[Name];
   }
-  const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" });
+  const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
+    throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
+  });
   if (!answer.ok) throw new Unavailable((await answer.json().catch(() => null))?.error ?? answer.statusText);
   return (await answer.json()) as Documents[Name];
 }

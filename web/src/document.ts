@@ -34,10 +34,10 @@ export function useDocument<Wanted extends Name>(name: Wanted | null, parameters
   return (loaded.key === key ? loaded.state : (kept.get(key) ?? NOTHING)) as Loaded<Documents[Wanted]>;
 }
 
-/** A document that not every session has: nothing is loaded, and nothing comes, where it does not. */
-export function useOptional<Wanted extends Name>(name: Wanted): Documents[Wanted] | undefined {
+/** A document that not every session has: nothing is loaded, and nothing comes, where it does not or it is not wanted. */
+export function useOptional<Wanted extends Name>(name: Wanted, isWanted = true): Documents[Wanted] | undefined {
   const has = useDocument("session").value?.documents.includes(name) ?? false;
-  return useDocument(has ? name : null).value;
+  return useDocument(has && isWanted ? name : null).value;
 }
 
 /** One request for all components that ask at once. */

@@ -153,7 +153,8 @@ export interface TelemetryPlot {
 }
 
 export interface Roofline {
-  roofs: { device: string; name: string; gb_per_s: number | null; tflop_per_s: Record<string, number> }[]; // by number type
+  // is_least: of several devices that it may be, such as "A to B"
+  roofs: { device: string; name: string; is_least: boolean; gb_per_s: number | null; tflop_per_s: Record<string, number> }[]; // by number type
   operators: RooflineRow[];
 }
 
@@ -179,8 +180,15 @@ export interface RooflineRow {
   better: string | null;
 }
 
-/** `whatif?remove&scale&launch_overhead&loader_workers&sync_every&graphs&overlap`; several values one a line. */
+/** What the command prints as prose, by section. */
+export interface Said {
+  title: string;
+  texts: string[];
+}
+
+/** `whatif?remove&scale&launch-overhead&loader-workers&sync-every&graphs&overlap`; several values one a line. */
 export interface WhatIf {
+  trace: { path: string };
   steps: { source: string; count: number };
   step_ns: number;
   replayed_step_ns: number;
@@ -193,8 +201,7 @@ export interface WhatIf {
   together: Prospect | null;
   resources_then: Resource[] | null;
   ranks: { name: string; measured_step_ns: number; step_ns: number; alone_step_ns: number }[];
-  sentences: string[]; // as `stepscope whatif` prints them
-  command: string; // that gives the same
+  sentences: Said[];
 }
 
 export interface Resource {
@@ -267,6 +274,8 @@ export interface Predict {
   recorded_batch: number | null;
   memory: { bytes: number | null; note: string } | null;
   predictions: Prediction[];
+  trace: { path: string };
+  sentences: Said[];
 }
 
 export interface Prediction {
@@ -283,14 +292,16 @@ export interface Prediction {
   memory_bytes: number | null;
   device_memory_bytes: number | null;
   fits: boolean | null;
+  knowledge: Record<string, number>;
   notes: string[];
 }
 
 export interface Plan {
-  trace: { step_ns: number; steps: number; device: string | null };
+  trace: { path: string; step_ns: number; steps: number; device: string | null };
   asked: { iterations: number; spot: boolean; deadline_h: number | null; budget_usd: number | null };
   recommendation: string[];
   machines: Machine[];
+  sentences: Said[];
   left_out: { what: string; reason: string; machines: number }[];
   without_price: string[];
   notes: string[];
@@ -314,22 +325,30 @@ export interface Machine {
   step_ns: number;
   price_as_of: string;
   price_is_old: boolean;
+  limit: string | null;
   fits: boolean | null;
 }
 
 export interface Energy {
-  traces: { path: string; rank: number | null; step_ns: number; missing: string[]; devices: unknown[]; hosts: unknown[]; findings: EnergySaving[] }[];
-  total: { joules: number[] | number | null; is_estimate: boolean; unknown_devices: string[] };
-  run: { iterations: number; asked: boolean; pue: number; joules: number[] | null; kwh: number[] | null; kilograms: number[] | null; equivalences: unknown[] };
-  carbon: Record<string, unknown> | null;
-  [more: string]: unknown;
+  traces: {
+    path: string;
+    rank: number | null;
+    step_ns: number;
+    devices: { device: string; name: string | null; parts: EnergyPart[]; operators: EnergyPart[] }[];
+    findings: { rule: string; title: string; saving_ns: number; joules: number[] | null }[];
+  }[];
+  total: { joules: number[] | null; is_estimate: boolean };
+  run: { iterations: number; joules: number[] | null; kilograms: number[] | null; equivalences: { value: number[]; unit: string }[] };
+  carbon: { name: string } | null;
+  sentences: Said[];
 }
 
-export interface EnergySaving {
-  rule: string;
-  title: string;
+/** Energy is a range in joules: the least and the most that it can be. */
+export interface EnergyPart {
+  kind: string;
+  name: string | null;
+  ns: number;
   joules: number[] | null;
-  [more: string]: unknown;
 }
 
 export interface Run {

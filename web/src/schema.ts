@@ -76,7 +76,7 @@ export interface Gap {
   busy: Record<string, number[]>; // by cause, nanoseconds of each pixel covered by narrower gaps
 }
 
-/** What ran between two moments, all times cut at them: `range?start&end`. */
+/** What ran between two moments, all times cut at them: `stretch?start&end`. */
 export interface Stretch {
   start: number;
   end: number;
@@ -101,7 +101,7 @@ export interface SlicePlace {
   duration: number;
 }
 
-/** Slices whose name contains a text: `search?text&near`. */
+/** Slices whose name contains a text: `places?text&near`. */
 export interface Places {
   text: string;
   count: number;
@@ -273,8 +273,8 @@ export interface Documents extends FurtherDocuments {
   lines: Lines;
   links: Links;
   timeline: Timeline;
-  range: Stretch;
-  search: Places;
+  stretch: Stretch;
+  places: Places;
   slice: Slice;
   [name: string]: unknown;
 }

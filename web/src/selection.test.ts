@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
-import type { Diagnosis, Finding, Links } from "./schema";
-import { findingValues, isRelated, lineOf, rangeOf, relatedTo, valueOf } from "./selection";
+import type { Diagnosis, Finding, Links, Stretch } from "./schema";
+import { findingValues, isRelated, lineOf, rangeOf, relatedTo, valueOf, within } from "./selection";
 
 const place = (line: number) => ({ file: "train.py", line, function: "main", share: 1, exact_line: true, call_path: [], inside: [] });
 const finding = (rule: string, lines: number[], intervals: [number, number][] = []) =>
@@ -80,4 +80,34 @@ it("names of megabytes have a short value, the same each time", () => {
 it("a finding is looked at where it cost most", () => {
   expect(rangeOf(diagnosis.findings[0]!)).toEqual({ start: 120, end: 140 });
   expect(rangeOf(diagnosis.findings[1]!)).toBeNull();
+});
+
+describe("a stretch of time", () => {
+  const slice = (kind: string, name: string, ns: number, self_ns: number | null) => ({ kind, name, count: 1, ns, self_ns });
+  const stretch = {
+    devices: [{ device: "0", busy_ns: 5, idle: [{ cause: "input", ns: 7 }] }],
+    slices: [slice("operator", "aten::mm", 9, 4), slice("compute", "gemm", 5, null), slice("annotation", "step", 9, 0)],
+    slices_in_all: 3,
+    lines: [],
+    lines_in_all: 0,
+    modules: [],
+    modules_in_all: 0,
+  } as unknown as Stretch;
+
+  it("relates to what ran in it", () => {
+    const related = within(null, stretch);
+    expect([...related!.operator!]).toEqual([["aten::mm", 4]]);
+    expect([...related!.kernel!]).toEqual([["gemm", 5]]);
+    expect(keys(related, "cause")).toEqual(["input"]);
+    expect(related!.line).toBeUndefined();
+  });
+  it("narrows what is chosen", () => {
+    const related = within(relatedTo({ kind: "line", value: "train.py:46" }, diagnosis, links), stretch);
+    expect(keys(related, "kernel")).toEqual(["gemm"]);
+    expect(keys(related, "line")).toEqual(["train.py:46"]);
+  });
+  it("hides nothing of a list that is cut", () => {
+    expect(within(null, { ...stretch, slices_in_all: 4 })!.operator).toBeUndefined();
+    expect(within(null, undefined)).toBeNull();
+  });
 });

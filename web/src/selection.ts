@@ -1,6 +1,6 @@
 /** What is related to a choice: a row of any view is shown if it is related, or if nothing says that it is not. */
 
-import type { Diagnosis, Finding, Links, Place, Step } from "./schema";
+import type { Diagnosis, Finding, Links, Place, Step, Stretch } from "./schema";
 import type { Range, Selection } from "./state";
 
 type Kind = Selection["kind"];
@@ -55,6 +55,22 @@ export function isRelated(related: Related | null, kind: Kind, value: string | n
   const those = related?.[kind];
   return !those || (value !== null && those.has(value));
 }
+
+/** What is chosen, as far as it ran in a stretch of time; either may be absent. */
+export function within(related: Related | null, stretch?: Stretch): Related | null {
+  if (!stretch) return related;
+  const ran = ofStretch(stretch);
+  if (!related) return ran;
+  const both: Related = { ...ran, ...related };
+  for (const kind of Object.keys(both) as Kind[]) {
+    const [here, there] = [related[kind], ran[kind]];
+    if (here && there) both[kind] = new Map([...here].filter(([value]) => there.has(value)).map(([value]) => [value, 0]));
+  }
+  return both;
+}
+
+/** What filters the rows of a kind: what is related, but not the choice of one of them, which is only marked. */
+export const filterOf = (related: Related | null, selection: Selection | null, kind: Kind) => (selection?.kind === kind ? undefined : related?.[kind]);
 
 /** Steps that a stretch of time touches. */
 export function stepsIn(range: Range, steps: readonly Step[]): Step[] {
@@ -133,4 +149,24 @@ function working(column: Column, values: ReadonlySet<string>, { names, work, idl
 
 function add(sums: Map<string, number>, key: string, ns: number): void {
   sums.set(key, (sums.get(key) ?? 0) + ns);
+}
+
+const HOST_KINDS = new Set(["annotation", "module", "frame", "operator", "launch", "wait", "line"]);
+
+/** What ran in a stretch; of a list that is cut, nothing is known. */
+function ofStretch({ slices, slices_in_all, lines, lines_in_all, modules, modules_in_all, devices }: Stretch): Related {
+  const related: Related = { cause: sums(devices.flatMap(({ idle }) => idle.map(({ cause, ns }) => [cause, ns]))) };
+  if (slices.length === slices_in_all) {
+    related.operator = sums(slices.filter(({ kind }) => kind === "operator").map(({ name, ns, self_ns }) => [valueOf(name), self_ns ?? ns]));
+    related.kernel = sums(slices.filter(({ kind }) => !HOST_KINDS.has(kind)).map(({ name, ns }) => [valueOf(name), ns]));
+  }
+  if (lines.length && lines.length === lines_in_all) related.line = sums(lines.map((line) => [lineOf(line), line.device_ns || line.host_ns]));
+  if (modules.length && modules.length === modules_in_all) related.module = sums(modules.map((each) => [valueOf(each.module), each.device_ns || each.host_ns]));
+  return related;
+}
+
+function sums(pairs: [string, number][]): Map<string, number> {
+  const found = new Map<string, number>();
+  for (const [key, ns] of pairs) add(found, key, ns);
+  return found;
 }

@@ -242,10 +242,14 @@ def _name_patterns() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     return patterns
 
 
+TELLING: Final = 20_000
+"""Characters at the beginning of a kernel's name that may tell what it is; some names have megabytes."""
+
+
 @lru_cache(maxsize=65536)
 def kernel_class(name: str) -> KernelClass:
     """Kind, library and algorithm of a kernel by its name."""
-    tables = _name_patterns()
+    tables, name = _name_patterns(), name[:TELLING]
     kind = _first_match(tables["kind"], name)
     algorithms = tables.get(f"algorithm of {kind}", []) + tables["algorithm"]
     return KernelClass(kind, _first_match(tables["library"], name), _first_match(algorithms, name))
@@ -266,6 +270,7 @@ class Arithmetic(NamedTuple):
 @lru_cache(maxsize=65536)
 def arithmetic(name: str) -> Arithmetic:
     """Parse number type, tensor core use and whether it is a matrix product from a kernel's name."""
+    name = name[:TELLING]
     is_matrix = kernel_class(name).kind in MATRIX_KINDS
     precision = next((word for word, pattern in _PRECISIONS.items() if re.search(pattern, name)), None)
     uses = True if _TENSOR_CORES.search(name) else (False if is_matrix and precision in ("fp32", "fp64") else None)
@@ -275,7 +280,7 @@ def arithmetic(name: str) -> Arithmetic:
 @lru_cache(maxsize=65536)
 def has_four_bits(name: str) -> bool:
     """Whether a kernel's name says that it multiplies by numbers of 4 bits, such as weights in MXFP4."""
-    return kernel_class(name).kind in MATRIX_KINDS and _FOUR_BITS.search(name) is not None
+    return kernel_class(name).kind in MATRIX_KINDS and _FOUR_BITS.search(name[:TELLING]) is not None
 
 
 def kernel_table(

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.captured import graph_calls
-from stepscope.analysis.operators import described_work
+from stepscope.analysis.operators import TELLING, described_work
 from stepscope.analysis.slow_kernels import reasons
 from stepscope.analysis.work_formulas import work_of_operators
 from stepscope.machine.devices import DevicePeaks, device_table, find_device
@@ -142,7 +142,7 @@ def _possible(trace: Trace, device: str, calls: pl.DataFrame) -> list[DevicePeak
     mine = pl.col("device").eq_missing(pl.lit(device, pl.String))
     names = trace.device_work.filter(mine & (pl.col("kind") == "compute"))["name"].unique()
     calls_of = trace.launches["name"].unique().to_list()
-    text = "\n".join(name or "" for name in (*names.to_list(), *calls_of))
+    text = "\n".join((name or "")[:TELLING] for name in (*names.to_list(), *calls_of))
     vendor = next((vendor for vendor, pattern in _VENDORS if pattern.search(text)), None)
     if vendor is None:
         return []

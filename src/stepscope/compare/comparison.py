@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import polars as pl
@@ -380,6 +380,9 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
     is_unprofiled = bool(before.unprofiled and after.unprofiled)
     runs = [each.unprofiled if is_unprofiled else each.runs for each in (before, after)]
     samples = compare_samples(runs[0], runs[1], confidence=confidence)
+    differences = (samples.change or 0.0, theirs.step_ns / ours.step_ns - 1 if ours.step_ns else 0.0)
+    if is_unprofiled and contradict(samples, *differences):
+        samples = replace(samples, verdict="contradictory")
     remarks = notes(ours, theirs, basis=basis, samples=samples, is_unprofiled=is_unprofiled, unknown=unknown)
     return Comparison(
         before=ours,
@@ -394,6 +397,20 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         kernel_changes=kernel_changes(*without_unknown(per_step[0], per_step[1], _MODULE_AND_SHAPES)[:2]),
         **shown,
     )
+
+
+_OPPOSITE: Final = 0.01
+
+
+def contradict(samples: SampleComparison, timed: float, recorded: float) -> bool:
+    """Whether the recorded steps contradict the verdict on the steps that ran without the profiler.
+
+    They must differ in the other direction, by 1 % or more, and, if no difference was shown, lie outside the interval.
+    """
+    if timed * recorded >= 0 or abs(recorded) < _OPPOSITE:
+        return False
+    low, high = samples.change_low, samples.change_high
+    return samples.is_shown or (low is not None and high is not None and not low <= recorded <= high)
 
 
 def _matched_tables(

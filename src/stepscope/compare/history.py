@@ -171,7 +171,7 @@ def _series(runs: Sequence[TimedRun], source: Source, left_out: Sequence[LeftOut
         changes=changes,
         doubtful=doubtful,
         smallest_detectable=_compare(steady[:half], steady[half:]).smallest_detectable if enough else None,
-        latest=None if latest is None or latest.verdict == "no difference shown" else latest,
+        latest=latest if latest is not None and latest.is_shown else None,
         left_out=tuple(left_out),
     )
 
@@ -204,7 +204,7 @@ def _changes(runs: Sequence[PlacedRun], steady: Sequence[Sequence[float]]) -> tu
     while True:
         bounds = [0, *places, len(runs)]
         found = {place: compared(bounds[at], place, bounds[at + 2]) for at, place in enumerate(places)}
-        unsure = [place for place in places if found[place].verdict == "no difference shown"]
+        unsure = [place for place in places if not found[place].is_shown]
         if not unsure:
             changes = tuple(Change(place, found[place], _differences(runs, place)) for place in places)
             return changes, len(proposed) - len(places)

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-Verdict: TypeAlias = Literal["faster", "slower", "no difference shown"]
+Verdict: TypeAlias = Literal["faster", "slower", "no difference shown", "too few steps", "contradictory"]
 Numbers: TypeAlias = npt.NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
@@ -30,6 +30,8 @@ BLOCK_LENGTH: Final = 2.0  # block length, in units of the number of steps worth
 SHORT_SERIES: Final = 10
 """Below this many steps the correlation cannot be estimated; it is then assumed to be higher than measured."""
 FEW_STEPS: Final = 20
+_USELESS: Final = 1.0
+"""Data that show no smaller difference than this share of a step tell nothing."""
 _STANDING_OUT: Final = 3.0
 _NOTABLE_CORRELATION: Final = 0.3
 _HIGHEST_CORRELATION: Final = 0.99
@@ -44,7 +46,8 @@ class SampleComparison:
         before_low_ns, before_high_ns, after_low_ns, after_high_ns: interval of the mean.
         change: after_ns / before_ns - 1: 0.1 is 10 % slower.
         change_low, change_high: interval of the change.
-        verdict: "faster" or "slower" if the interval of the change excludes 0.
+        verdict: "faster" or "slower" if the interval of the change excludes 0; "too few steps" if even a step twice as
+            long might not have been shown; "contradictory" if the recorded steps of the same runs say the opposite.
         smallest_detectable: the smallest difference, as a share of before_ns, that data like these show four times out
             of five: exp((1 + t(0.8) / t(0.975)) h) - 1, where h is half the interval's width on the logarithmic scale
             and t Student's quantiles with its degrees of freedom (for another confidence, its quantile).
@@ -71,6 +74,10 @@ class SampleComparison:
     after_steps: int
     confidence: float
     caveats: tuple[str, ...]
+
+    @property
+    def is_shown(self) -> bool:
+        return self.verdict in ("faster", "slower")
 
     def is_slower_by(self, least: float) -> bool:
         """Whether it is significantly slower and the estimate is at least this share of `before_ns`."""
@@ -116,8 +123,7 @@ def compare_samples(
         resamples: number of bootstrap resamples.
 
     Returns:
-        With fewer than two steps on a side there is no interval and the verdict is never a difference; a caveat says
-            so.
+        With fewer than two steps on a side there is no interval and the verdict is "too few steps".
 
     Raises:
         ValueError: a step time that is negative or not a number, or a confidence out of range.
@@ -141,7 +147,7 @@ def compare_samples(
         change=change,
         change_low=low,
         change_high=high,
-        verdict=_verdict(low or 0.0, high or 0.0),
+        verdict=_verdict(low or 0.0, high or 0.0, min(ours.steps, theirs.steps), detectable),
         smallest_detectable=detectable,
         before_runs=len(ours.runs),
         after_runs=len(theirs.runs),
@@ -303,10 +309,12 @@ def _error_of_change(sides: tuple[_Side, _Side]) -> tuple[float, float]:
     return total**0.5, freedom
 
 
-def _verdict(low: float, high: float) -> Verdict:
+def _verdict(low: float, high: float, fewest: int, detectable: float | None) -> Verdict:
     if low > 0:
         return "slower"
-    return "faster" if high < 0 else "no difference shown"
+    if high < 0:
+        return "faster"
+    return "too few steps" if fewest < 2 or (detectable or 0.0) >= _USELESS else "no difference shown"
 
 
 def _caveats(before: _Side, after: _Side) -> tuple[str, ...]:

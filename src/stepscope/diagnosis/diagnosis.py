@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from html import escape
 
@@ -364,14 +364,23 @@ def diagnose(
 
 
 def diagnose_view(
-    view: View, *, rules: Sequence[str] | None = None, top: int = 20, minimum_share: float = MINIMUM_SHARE
+    view: View,
+    *,
+    rules: Sequence[str] | None = None,
+    top: int = 20,
+    minimum_share: float = MINIMUM_SHARE,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Diagnosis:
     """Diagnose a trace through an existing view, which keeps what was computed for later analyses.
+
+    Args:
+        progress: called with the number of rules that have been asked, and of all.
 
     Raises:
         UsageError: unknown rule.
     """
-    findings, questions = asked(view, RULES if rules is None else [rule_by_id(identifier) for identifier in rules])
+    wanted = RULES if rules is None else [rule_by_id(identifier) for identifier in rules]
+    findings, questions = asked(view, wanted, progress)
     findings = beneath_others(view, without_replaced(findings))
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
@@ -401,12 +410,16 @@ def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
     return tuple(line_costs(view).unexplained(explained))
 
 
-def asked(view: View, rules: Sequence[Rule]) -> tuple[list[Finding], list[NotAnswered]]:
+def asked(
+    view: View, rules: Sequence[Rule], progress: Callable[[int, int], None] | None = None
+) -> tuple[list[Finding], list[NotAnswered]]:
     """Run the rules and return their findings and unanswered questions, in the rules' order."""
     findings: list[Finding] = []
     questions: list[NotAnswered] = []
     without_operators = PARTS["operators"].is_missing(view.trace)
-    for rule in rules:
+    for number, rule in enumerate(rules, 1):
+        if progress is not None:
+            progress(number, len(rules))
         if without_operators and "operators" in rule.needs:
             continue  # the rule knows only PyTorch's operators; the report says that it could not run
         result = rule.ask(view)

@@ -47,7 +47,7 @@ class DevicePeaks:
     """One accelerator; null if the maker publishes no figure.
 
     Attributes:
-        matches: pattern of its names in drivers.
+        matches: pattern of its names in drivers, each a whole name.
         capability: compute capability, for AMD as PyTorch reports it.
         multiprocessors: or compute units.
         bandwidth_bytes_s: memory bandwidth, bytes per second.
@@ -410,7 +410,7 @@ _MEMORY_TOLERANCE: Final = 0.05
 """Devices report up to 5 % less or more memory than specified, partly because of error correction."""
 _GIB: Final = 2**30 / 1e9
 """Many devices have GiB where their makers write GB."""
-_NAMED_AT_MOST: Final = 8
+_NAMED_AT_MOST: Final = 6
 _LONGEST_NAME: Final = 200
 _ALIKE: Final = 0.5
 
@@ -418,71 +418,72 @@ _ALIKE: Final = 0.5
 def find_device(device: Described) -> DevicePeaks | None:
     """Find the row for a device in a trace: by name (a driver's or the table's), else by capability, units and memory.
 
-    Returns None if nothing matches, or if several rows with different figures match.
+    Returns None if nothing matches, if several rows with different figures match, or if the name tells another model.
     """
     if device.name:
         for row in device_table():
-            if plain(device.name) in map(plain, _names(row)):
+            if _is_called(row, device.name) and _holds(row, device) is not False:
                 return row
-            if row.matches and re.search(row.matches, device.name.strip(), re.IGNORECASE):
-                return row
+        if re.search(r"\d", device.name):  # unlike "AMD Radeon Graphics", it tells the model
+            return None
     alike = [row for row in device_table() if _is_alike(row, device)]
     return alike[0] if alike and all(_can(row) == _can(alike[0]) for row in alike) else None
 
 
 def named_device(name: str) -> DevicePeaks:
-    """Find the row of this name, ignoring case and punctuation: "H100-SXM", "a100 sxm4 80gb", or the driver's name.
+    """Find the row of this whole name, ignoring case and punctuation: "H100-SXM", an alias, or the driver's name.
 
-    A name without an exact match may be part of a longer one: "A100 80GB" matches several devices.
+    A part of a name is no name, even if only one device has it: "H20" must never mean an H200.
 
     Raises:
-        UsageError: no row has that name, or several match; the message lists similar names.
+        UsageError: no row has that name; the message asks which of the similar ones is meant.
     """
-    rows, wanted = device_table(), plain(name[:_LONGEST_NAME])
-    if not wanted:
+    rows = device_table()
+    if not plain(name):
         raise UsageError("the device's name is empty (stepscope devices lists the names)")
-    meant = (
-        [row for row in rows if wanted in map(plain, _names(row))]
-        or [row for row in rows if row.matches and re.search(row.matches, name[:_LONGEST_NAME], re.IGNORECASE)]
-        or [row for row in rows if plain(row.name).startswith(wanted)]
-        or [row for row in rows if wanted in plain(row.name)]
-        or [row for row in rows if all(plain(part) in plain(row.name) for part in re.findall(r"[A-Za-z0-9]+", name))]
-    )
-    if len(meant) == 1:
-        return meant[0]
-    if meant:
-        raise UsageError(f"{name!r} could be several devices: {_listed([row.name for row in meant])}")
-    near = _similar_names(wanted, rows)
+    for row in rows:
+        if _is_called(row, name):
+            return row
+    near = _similar_names(name[:_LONGEST_NAME], rows)
     guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
     raise UsageError(f"{name!r} is not in the table of devices{guess} (stepscope devices lists them)")
 
 
+def _is_called(row: DevicePeaks, name: str) -> bool:
+    """Whether this is one of the row's names or its driver's, as a whole."""
+    text = name.strip()[:_LONGEST_NAME]
+    is_drivers = row.matches and re.fullmatch(row.matches, text, re.IGNORECASE) is not None
+    return is_drivers or plain(text) in map(plain, _names(row))
+
+
 def _names(row: DevicePeaks) -> tuple[str, ...]:
-    """Return a row's names, including "MI250" for "MI250 (one of two dies)"."""
-    return (row.name, re.sub(r" \(.*\)$", "", row.name), *row.aliases)
+    """Return a row's names with and without its maker's, including "MI250" for "MI250 (one of two dies)"."""
+    names = (row.name, re.sub(r" \(.*\)$", "", row.name), *row.aliases)
+    return (*names, *(f"{row.vendor} {name}" for name in names))
 
 
 def _similar_names(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
-    """Return row names similar to the wanted one, the most similar first."""
+    """Return the rows with all the words of the name, those that begin with it first; else those spelled alike."""
+    words = [plain(word) for word in re.findall(r"[A-Za-z0-9]+", wanted)]
+    having = [row.name for row in rows if all(word in plain(row.name) for word in words)]
+    if having:
+        return sorted(having, key=lambda name: not plain(name).startswith(plain(wanted)))[:_NAMED_AT_MOST]
     called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
-    found = difflib.get_close_matches(wanted, list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)
+    found = difflib.get_close_matches(plain(wanted), list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)
     return list(dict.fromkeys(called[name] for name in found))[:3]
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED_AT_MOST
-    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
-
-
 def _is_alike(row: DevicePeaks, device: Described) -> bool:
-    if None in (row.capability, row.multiprocessors, row.memory_bytes, device.memory_bytes):
-        return False
-    assert row.memory_bytes is not None
-    assert device.memory_bytes is not None
+    mine, theirs = (row.capability, row.multiprocessors), (device.compute_capability, device.multiprocessors)
+    return None not in mine and mine == theirs and _holds(row, device) is True
+
+
+def _holds(row: DevicePeaks, device: Described) -> bool | None:
+    """Whether both have the same amount of memory; None where one is unknown. Some drivers have one name for two."""
+    if not row.memory_bytes or not device.memory_bytes:
+        return None
     ratio = device.memory_bytes / row.memory_bytes
-    return (row.capability, row.multiprocessors) == (device.compute_capability, device.multiprocessors) and (
-        min(abs(ratio - 1), abs(ratio / _GIB - 1)) <= _MEMORY_TOLERANCE
-    )
+    return min(abs(ratio - 1), abs(ratio / _GIB - 1)) <= _MEMORY_TOLERANCE
 
 
 def _can(row: DevicePeaks) -> tuple[object, ...]:

@@ -19,7 +19,7 @@ from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.limits import ON_HOST, Limit
-from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operation_times import guessed_band, operation_times
 from stepscope.predict.operations import (
     NO_TF32,
     Cast,
@@ -46,6 +46,7 @@ CPU_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "device_ns": pl.Float64,  # expected on the target; null where the target has no units for the number type
     "low_ns": pl.Float64,
     "high_ns": pl.Float64,
+    "basis": pl.String,  # as in `stepscope.predict.operations.OperationTimes`
 }
 
 UNCOVERED_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -150,8 +151,11 @@ def _on_target(cast: Cast, target: DevicePeaks, added: Tf32) -> dict[str, pl.Ser
     expected, least, most = (
         operation_times(types_on(one, target, added), target) for one in (cast.operations, cast.least, cast.most)
     )
-    times = {"device_ns": expected.ns, "low_ns": least.low_ns, "high_ns": most.high_ns}
-    return {name: pl.Series(ns).fill_nan(None) for name, ns in times.items()}
+    guessed = guessed_band(expected.ns, least.low_ns, most.high_ns, target)
+    low, high = np.where(expected.basis == "learned", (least.low_ns, most.high_ns), guessed)
+    times = {"device_ns": expected.ns, "low_ns": low, "high_ns": high}
+    basis = pl.Series(expected.basis.tolist(), dtype=pl.String)
+    return {name: pl.Series(ns).fill_nan(None) for name, ns in times.items()} | {"basis": basis}
 
 
 def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) -> tuple[str, ...]:
@@ -239,6 +243,7 @@ class ShapesStep:
     limit: Limit | None
     covered_share: float  # share of computing operators' host time with a predicted time
     notes: tuple[str, ...]  # notes for the user, in sentences
+    guessed_share: float = 0.0  # share with a time from the datasheet alone
 
 
 def step_from_shapes(
@@ -262,7 +267,9 @@ def step_from_shapes(
     rows: Rows = table["row"].to_numpy()
     operations = described(trace, rows)
     expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
-    low, high = joint_band(expected, low, high, operations.kind, different_calls(operations), np.arange(len(rows)))
+    guessed = (table["basis"] != "learned").to_numpy()
+    kinds = np.where(guessed, "datasheet", operations.kind)
+    low, high = joint_band(expected, low, high, kinds, different_calls(operations), np.arange(len(rows)))
     device = [float(each.sum()) / count for each in (low, expected, high)]
     measured, dispatch = table["host_ns"].to_numpy(), table["dispatch_ns"].to_numpy()
     factors = [(dispatch + launch) / np.maximum(measured, 1.0) for launch in LAUNCH_CALL_NS]
@@ -281,6 +288,7 @@ def step_from_shapes(
         limit=_limit(replays, host[1], device[1], expected, in_precision(operations, precision).operations, target),
         covered_share=times.covered_share,
         notes=(note, *times.notes),
+        guessed_share=times.covered_share * float(measured[guessed].sum() / max(measured.sum(), 1.0)),
     )
 
 

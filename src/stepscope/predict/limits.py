@@ -88,6 +88,7 @@ class Link:
     error: float = TABLE_ERROR  # relative error of a transfer time
     fitted: bool = False  # whether it was fitted to a recording's collectives
     source: str = ""  # source of the figures
+    hardware: str = ""  # one of PROTOCOLS; empty for a bandwidth given by the user
 
     @property
     def has_latency(self) -> bool:
@@ -122,6 +123,7 @@ def link_table() -> tuple[Link, ...]:
         Link(
             name=row["name"],
             bandwidth_bytes_s=float(row["reached_gb_s"]) * 1e9,
+            hardware=row["hardware"],
             protocols=PROTOCOLS[row["hardware"]],
             peak_bytes_s=float(row["peak_gb_s"]) * 1e9,
             peers=int(row["peers"]) if row["peers"] else None,
@@ -131,7 +133,7 @@ def link_table() -> tuple[Link, ...]:
     )
 
 
-_LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity-fabric"}
+_LINKS_OF: Final = {"NVIDIA": "nvlink", "AMD": "infinity fabric"}
 
 
 def link_of(device: DevicePeaks, peak_bytes_s: float | None = None) -> Link | None:
@@ -142,7 +144,27 @@ def link_of(device: DevicePeaks, peak_bytes_s: float | None = None) -> Link | No
     """
     peak = device.peer_link_bytes_s if peak_bytes_s is None else peak_bytes_s
     found = ("pcie", _LINKS_OF.get(device.vendor, "pcie"))
-    return next((link for link in link_table() if link.peak_bytes_s == peak and link.name.startswith(found)), None)
+    return next((link for link in link_table() if link.peak_bytes_s == peak and link.hardware in found), None)
+
+
+def check_link(link: Link, device: DevicePeaks) -> None:
+    """Raise UsageError, which names the links of the device, if it is known not to have this one.
+
+    Any device can be in a network, and a bandwidth is taken as given.
+    """
+    if not _may_have(device, link):
+        own = [each.name for each in link_table() if each.hardware != "network" and _may_have(device, each)]
+        has = f"it has {', '.join(own)}" if own else "it has none of the table but networks"
+        raise UsageError(f"the {device.name} has no {link.name}: {has}; a bandwidth such as 12GB/s is taken as given")
+
+
+def _may_have(device: DevicePeaks, link: Link) -> bool:
+    if link.hardware in ("", "network") or link.peak_bytes_s is None:
+        return True
+    if link.hardware == "pcie":
+        return link.peak_bytes_s <= (device.host_link_bytes_s or link.peak_bytes_s)
+    of_maker = not device.vendor or _LINKS_OF.get(device.vendor) == link.hardware
+    return of_maker and device.peer_link_bytes_s in (None, link.peak_bytes_s)
 
 
 _TYPED: Final = re.compile(

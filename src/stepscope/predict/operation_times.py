@@ -22,7 +22,7 @@ from stepscope.machine.occupancy import blocks_by_limit, product_of
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
-from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, by_type, roofline_times
+from stepscope.predict.operations import BYTES, UNMEASURED, Numbers, Operations, OperationTimes, by_type, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
 NOT_LEARNED: Final = 1.5  # factor on the band for gradients, generations and shapes without timings
@@ -188,6 +188,13 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
         if chosen.any():
             times = times.replaced(chosen, learned(operations.select(chosen), device))
     return times
+
+
+def guessed_band(ns: Numbers, low: Numbers, high: Numbers, device: DevicePeaks) -> tuple[Numbers, Numbers]:
+    """The band of times from the datasheet alone: wider for makers of whom no device was measured."""
+    if is_nvidia(device):
+        return low, high
+    return np.fmin(low, ns * UNMEASURED[0]), np.fmax(high, ns * UNMEASURED[1])
 
 
 START_NS: Final = 2_000.0

@@ -74,6 +74,10 @@ def by_type(types: Names, values: Mapping[str, float], otherwise: float = np.nan
 
 USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches where nothing better is known
 WIDEST: Final = 3.0  # factor of the band either way where no model was learned
+UNMEASURED: Final = (0.88, 9.28)
+"""Factors on a roofline's time that hold nine of ten kinds of work on devices of makers of whom none was measured for
+the models: `benchmarks/unmeasured_makers.py` derives them from traces of AMD's.
+"""
 LAUNCH_NS: Final = 2_000.0  # least time of any kernel
 
 

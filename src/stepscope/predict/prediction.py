@@ -23,7 +23,7 @@ from stepscope.predict.cpu_operations import step_from_shapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.predict.work_times import StepReplays, WorkTimes, joint_band, work_times
+from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, joint_band, work_times
 from stepscope.trace import Trace, TraceWarning
 from stepscope.whatif.experiment import Experiment
 
@@ -39,6 +39,7 @@ _ONLY_LAUNCHES: Final = (
     "only the host's launches were recorded: the time between them is assumed to be its own work, and the range "
     "begins where it was waiting"
 )
+_GUESSED: Final = "from the datasheet's figures times a constant, with a range as wide as such guesses were off"
 _UNKNOWN_BAND: Final = (0.05, 0.95)  # quantiles of the factors of known work that bound those of unknown work
 
 
@@ -75,6 +76,14 @@ class StepPrediction:
     def speed_up(self) -> float | None:
         """Speed-up over the measured step, per sample; None where either time is unknown."""
         return self.measured_ns * self.batch_factor / self.step_ns if self.measured_ns and self.step_ns else None
+
+    @property
+    def knowledge(self) -> dict[str, float]:
+        """Share of `bases` by what it rests on, one of the values of `stepscope.predict.work_times.KNOWLEDGE`."""
+        shares: dict[str, float] = {}
+        for basis, share in self.bases:
+            shares[KNOWLEDGE[basis]] = shares.get(KNOWLEDGE[basis], 0.0) + share
+        return shares
 
     @property
     def busy_share(self) -> float | None:
@@ -188,7 +197,7 @@ class StepPredictor:
             device_ns=found.expected.device_ns,
             host_ns=self.replays.host_ns,
             samples_per_s=self._throughput(found.expected.step_ns),
-            notes=(*notes, *times.notes, *self._batch_notes),
+            notes=(*notes, *times.notes, *_guessed(base), *self._batch_notes),
         )
 
     def times_on(self, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
@@ -223,7 +232,12 @@ class StepPredictor:
     def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
         grown = None if self.change is None else with_batch(self.trace, self.change)
         found = step_from_shapes(self.replays, target, precision=self.precision, grown=grown)
-        parts = (("shapes", found.covered_share), ("unknown", 1 - found.covered_share))
+        guessed = found.guessed_share
+        parts = (
+            ("shapes", found.covered_share - guessed),
+            ("datasheet", guessed),
+            ("unknown", 1 - found.covered_share),
+        )
         base = self._without_time(target, tuple(part for part in parts if part[1] > 0))
         return replace(
             _with_limit(base, found.limit),
@@ -233,7 +247,7 @@ class StepPredictor:
             device_ns=found.device_ns,
             host_ns=found.host_ns,
             samples_per_s=self._throughput(found.step_ns),
-            notes=(*found.notes, *self._batch_notes),
+            notes=found.notes if found.step_ns is None else (*found.notes, *_guessed(base), *self._batch_notes),
         )
 
     def _throughput(self, step_ns: float | None) -> float | None:
@@ -258,7 +272,7 @@ class StepPredictor:
             np.where(known, times.ns, 0.0),
             np.where(known, times.low_ns, 0.0),
             np.where(known, times.high_ns, 0.0),
-            self._calls.kinds,
+            np.where(times.basis == "datasheet", "datasheet", self._calls.kinds),
             self._calls.calls,
             self.experiment.works,
         )
@@ -287,6 +301,14 @@ class StepPredictor:
     def _bases(self, times: WorkTimes) -> tuple[tuple[str, float], ...]:
         shares = [(str(basis), self._share_of(times.basis == basis)) for basis in np.unique(times.basis)]
         return tuple(sorted((each for each in shares if each[1] > 0), key=lambda each: (-each[1], each[0])))
+
+
+def _guessed(prediction: StepPrediction) -> tuple[str, ...]:
+    """The note about the part that nothing was measured for."""
+    share = dict(prediction.bases).get("datasheet", 0.0)
+    if share < _WORTH_SAYING:
+        return ()
+    return (f"nobody has measured this kind of work on that device for us: {share:.0%} of the time is {_GUESSED}",)
 
 
 def _with_limit(base: StepPrediction, limit: Limit | None) -> StepPrediction:

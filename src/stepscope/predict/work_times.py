@@ -8,7 +8,12 @@ much of the error cancels. The first basis that applies counts:
                     predicted on the source (`stepscope.predict.operation_times`), one factor for a call's kernels
     shapes          the same where the source is unknown: the target's prediction, divided among the call's kernels as
                     they were measured, unless these took so long that no device explains it (IMPLAUSIBLE)
-    wave scaling    other kernels, by bandwidth and arithmetic of the devices (`stepscope.predict.operation_times`)
+    roofline ratio  the first, where no model was learned for the work, between devices of one maker: the constant of
+                    the roofline cancels
+    datasheet       the target's roofline times a constant, where no model was learned, for shapes without a known
+                    source, and for targets that do not run the recorded kernels
+    wave scaling    other kernels, also those without a learned model between devices of different makers, by bandwidth
+                    and arithmetic of the devices (`stepscope.predict.operation_times`)
     bandwidth       copies, by the bandwidth of the memory or of the link to the host; the band of those over the link
                     reaches to no change, as pageable memory shows
     link            communication, by the bandwidth between devices; the band reaches to no change, since waiting for
@@ -30,6 +35,7 @@ measured step, B the time in which the device worked in it and B' the same on th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, TypeAlias
@@ -41,7 +47,13 @@ import polars as pl
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.machine.devices import DevicePeaks, is_nvidia
-from stepscope.predict.operation_times import operation_times, scaled_ns, sustained_bandwidth, wave_factors
+from stepscope.predict.operation_times import (
+    guessed_band,
+    operation_times,
+    scaled_ns,
+    sustained_bandwidth,
+    wave_factors,
+)
 from stepscope.predict.operations import (
     NO_TF32,
     Cast,
@@ -66,9 +78,25 @@ from stepscope.whatif.graph import Graph, Replay
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 BASES: Final = (
-    "same device", "learned ratio", "shapes", "wave scaling", "bandwidth", "link", "unchanged", "unknown",
+    "same device", "learned ratio", "shapes", "roofline ratio", "datasheet", "wave scaling", "bandwidth", "link",
+    "unchanged", "unknown",
 )  # fmt: skip
 """Ways to find a time, as described in the module docstring."""
+KNOWLEDGE: Final = {
+    "same device": "measured there",
+    "learned ratio": "learned",
+    "shapes": "learned",
+    "roofline ratio": "transferred",
+    "datasheet": "datasheet times a constant",
+    "wave scaling": "transferred",
+    "bandwidth": "transferred",
+    "link": "transferred",
+    "unchanged": "transferred",
+    "unknown": "unknown",
+}
+"""What a time is, by its basis: learned from measurements of such devices, or transferred from the recorded kernels."""
+_KERNEL_MAKERS: Final = ("NVIDIA", "AMD", "")
+"""Makers whose devices run kernels written for CUDA or ROCm; an unknown maker's may."""
 
 NOT_CARRIED: Final = 0.5
 """Share of a call's excess over its prediction that does not carry over to other devices; near the least error on
@@ -132,7 +160,7 @@ class _Times:
 
     def __init__(self, measured: Numbers) -> None:
         self.measured = measured
-        self.ns, self.low, self.high = (np.full(len(measured), np.nan) for _ in range(3))
+        self.ns, self.low, self.high, self.alternative = (np.full(len(measured), np.nan) for _ in range(4))
         self.basis = np.full(len(measured), "unknown", dtype="U16")
         self.refused = np.zeros(len(measured), np.bool_)
         self.notes: dict[str, None] = {}
@@ -152,6 +180,11 @@ class _Times:
         """Scale measured times, except for a kernel's start and end, by the expected, low and high factors."""
         ns, low, high = (scaled_ns(self.measured[rows], np.broadcast_to(one, len(rows))) for one in factors)
         self.answer(rows, basis, ns, low, high)
+
+    def widen(self, rows: Rows) -> None:
+        """Let the bands reach to the alternative times."""
+        for ends, outermost in ((self.low, np.fmin), (self.high, np.fmax)):
+            ends[rows] = outermost(ends[rows], self.alternative[rows])
 
     def open(self, which: Mask) -> Rows:
         """Rows of the mask without an answer that may have one."""
@@ -193,6 +226,10 @@ class _Device:
         self._answer_waves(times.open(computing))
         if self.source is None and times.open(chosen).size:
             times.note("the device of the recording is unknown, so work without shapes has no prediction")
+
+    @property
+    def _runs_kernels(self) -> bool:
+        return self.target.vendor in _KERNEL_MAKERS
 
     @property
     def _is_same(self) -> bool:
@@ -237,8 +274,23 @@ class _Device:
         before = operation_times(types_on(calls.operations, self.source), self.source)
         total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
         factors = _factors(total, before, after, alike=_are_alike(self.source, self.target))
-        times.answer(rows, "learned ratio", *(_floored(measured, one[place]) for one in factors))
+        ends = tuple(_floored(measured, one[place]) for one in factors)
+        learned = ((before.basis == "learned") & (after.basis == "learned"))[place]
+        self._answer_known(rows, learned, "learned ratio", ends)
+        if self.source.vendor == self.target.vendor:
+            self._answer_known(rows, ~learned, "roofline ratio", ends)
+        else:  # recorded kernels tell more than two makers' datasheets, which widen the range, except in another type
+            times.alternative[rows] = np.where(learned, np.nan, ends[0])
+            carries_over = self._runs_kernels and self.source.vendor in _KERNEL_MAKERS
+            guessed = calls.cast.changed[place] if carries_over else np.ones(len(rows), np.bool_)
+            self._answer_known(rows, ~learned & guessed, "datasheet", ends)
         self._refuse(rows, place, after)
+
+    def _answer_known(self, rows: Rows, chosen: Mask, basis: str, ends: tuple[Numbers, ...]) -> None:
+        ns, low, high = (one[chosen] for one in ends)
+        if basis == "datasheet":
+            low, high = guessed_band(ns, low, high, self.target)
+        self.times.answer(rows[chosen], basis, ns, low, high)
 
     def _answer_by_shapes(self, rows: Rows, place: Rows, after: OperationTimes) -> None:
         """Use the target's predictions alone, except for calls that took too long for their shapes."""
@@ -258,7 +310,9 @@ class _Device:
         calls = np.bincount(place, minlength=count)[place]
         share = np.where(total[place] > 0, measured / np.maximum(total[place], 1.0), 1.0 / calls)
         ends = (one[place] * share for one in (after.ns, after.low_ns, after.high_ns))
-        times.answer(rows[plausible], "shapes", *(one[plausible] for one in ends))
+        learned, found = (after.basis == "learned")[place], tuple(ends)
+        self._answer_known(rows, plausible & learned, "shapes", found)
+        self._answer_known(rows, plausible & ~learned, "datasheet", found)
 
     def _on_target(self, cast: Cast) -> OperationTimes:
         added = self._added_tf32
@@ -290,11 +344,19 @@ class _Device:
         has_units = np.isin(types, list(self.target.flops_s)) | (types == "")
         refused = ((operations.flops > 0) & np.isnan(after.ns) & ~has_units)[place]
         self.times.refused[rows[refused]] = True
-        for kind in np.unique(types[place[refused]]).tolist():
+        self._note_lacking(types[place[refused]].tolist())
+
+    def _note_lacking(self, kinds: Iterable[str]) -> None:
+        for kind in sorted({kind for kind in kinds if kind} - set(self.target.flops_s)):
             self.times.note(f"{self.target.name} has no units for {kind}, in which matrix products would run")
 
     def _answer_waves(self, rows: Rows) -> None:
         if self.source is None or not rows.size:
+            return
+        if not self._runs_kernels:
+            self.times.note(
+                f"{self.target.name} runs no CUDA or ROCm kernels: those known only by their launch have no time"
+            )
             return
         work, traffic = self.calls.trace.device_work[rows], (1.0, 1.0)
         if self.precision is not None:
@@ -305,9 +367,12 @@ class _Device:
                 traffic = (1.0, 2.0) if self.precision == "fp32" else (0.5, 1.0)
                 self.times.note("kernels without shapes may change with the number type, which their band allows for")
         factors = wave_factors(work, self.source, self.target, precision=self.precision, traffic=traffic)
+        names = work["name"].filter(pl.Series(np.isnan(factors.factor))).drop_nulls().unique().to_list()
+        self._note_lacking(one.precision or "" for one in map(arithmetic, names) if one.is_matrix)
         if self._is_same and traffic == (1.0, 1.0):
             self.times.keep(rows[factors.factor == 1], "same device")
         self.times.scale(rows, "wave scaling", factors.factor, factors.low, factors.high)
+        self.times.widen(rows)
 
 
 def _kernels_are_low(work: pl.DataFrame) -> bool:
@@ -543,9 +608,10 @@ def joint_band(
     """Narrow the band of each work so that all works together at an end are as rare as one of them at its own.
 
     Works of one call (the same operator on the same shapes) have one error, and so have works of one kind outside of
-    PRODUCTS. Errors of different products of a kind share a part of their variance, COMMON; the rest is independent, as
-    are errors of different kinds. With d the sum of a call's distances to its end, every band is shortened to D / (sum
-    of d) of its length, where D^2 is the sum over kinds of COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
+    PRODUCTS, such as all that a datasheet tells. Errors of different products of a kind share a part of their variance,
+    COMMON; the rest is independent, as are errors of different kinds. With d the sum of a call's distances to its end,
+    every band is shortened to D / (sum of d) of its length, where D^2 is the sum over kinds of
+    COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
 
     Args:
         expected, low, high: nanoseconds of each work; shape (n,).

@@ -201,7 +201,7 @@ def read_runs(folder: Path) -> list[BatchRun]:
     path = folder / NAME
     if not path.exists():
         return []
-    content = read_kept(path)
+    content = read_kept(path, only_whole=True)
     try:
         return [
             BatchRun(int(each["batch_size"]), int(each["exit_code"]), tuple(map(str, each["traces"])))

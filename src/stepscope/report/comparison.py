@@ -133,7 +133,8 @@ def _tiles(samples: SampleComparison) -> Iterator[dict[str, str]]:
     )
     for label, ns, low_ns, high_ns in sides:
         if ns is not None:
-            interval = "" if low_ns is None or high_ns is None else f"{duration(low_ns)} to {duration(high_ns)}"
+            begin = f"{duration(low_ns)} to" if low_ns else "up to"
+            interval = "" if low_ns is None or high_ns is None else f"{begin} {duration(high_ns)}"
             yield {"label": label, "value": duration(ns), "note": interval}
     if samples.change is not None:
         low, high = samples.change_low, samples.change_high

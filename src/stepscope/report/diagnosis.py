@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -112,20 +112,27 @@ class TraceReport:
 
 
 def trace_report(
-    view: View, *, rules: Sequence[str] | None, top: int, minimum_share: float, is_drawn: bool
+    view: View,
+    *,
+    rules: Sequence[str] | None,
+    top: int,
+    minimum_share: float,
+    is_drawn: bool,
+    progress: Callable[[int, int], None] | None = None,
 ) -> TraceReport:
     """Build the report of the trace in `view`; the report keeps no reference to the trace's tables.
 
     Args:
         top: rows of operators and kernels, 0 for all.
         is_drawn: include what only a page shows.
+        progress: called with the number of rules that have been asked, and of all.
     """
     from stepscope.diagnosis import diagnose_view
     from stepscope.diagnosis.ranks import rank_record
     from stepscope.record.apply.flags import applied_beside
 
     trace = view.trace
-    diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share)
+    diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
     report = TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
         rank=rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None,

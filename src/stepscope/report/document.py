@@ -9,7 +9,7 @@ Names from traces are untrusted. Builders put them into blocks unchanged; each r
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias
 
@@ -252,6 +252,34 @@ def section_if(title: str, *blocks: Block, **options: Any) -> tuple[Section, ...
 def is_printed(block: Block, *where: Where) -> bool:
     """Whether a renderer of one of these kinds prints the block."""
     return getattr(block, "only", "everywhere") in ("everywhere", *where)
+
+
+def sentences(document: Document) -> list[dict[str, Any]]:
+    """The prose that a terminal prints, by the section it stands in: title, and texts; labels stand before values."""
+    found: list[dict[str, Any]] = []
+
+    def add(blocks: Sequence[Block], title: str) -> None:
+        for block in blocks:
+            if not is_printed(block, "text", "off page"):
+                continue
+            match block:
+                case Section() | Group():
+                    add(block.blocks, block.title or title)
+                    continue
+                case Text():
+                    texts = [block.text]
+                case Items():
+                    texts = list(block.texts)
+                case Facts():
+                    texts = [f"{label}: {value}" for label, value in block.rows]
+                case _:
+                    continue
+            if not found or found[-1]["title"] != title:
+                found.append({"title": title, "texts": []})
+            found[-1]["texts"] += [text for text in texts if text]
+
+    add(document.blocks, "")
+    return found
 
 
 SCHEMA: Final = 1

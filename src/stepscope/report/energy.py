@@ -19,7 +19,7 @@ from stepscope.predict.cost.energy_parts import (
     grid_source,
     joules,
 )
-from stepscope.report.document import Block, Document, Items, Section, Table, fields, stamped, texts
+from stepscope.report.document import Block, Document, Items, Section, Table, fields, sentences, stamped, texts
 from stepscope.report.format import change_words, count, duration, file_name, warning_sentence
 from stepscope.trace.energy_records import Counter, EnergyRecord, MissingCounter
 
@@ -417,6 +417,7 @@ def energy_json(answer: EnergyAnswer) -> dict[str, Any]:
                 {"value": [low.value, high.value], "unit": low.unit, "source": low.source} for low, high in same
             ],
         },
+        sentences=sentences(energy_document(answer)),
         carbon=None if answer.grid is None else {**fields(answer.grid), "source": grid_source()},
     )
 

@@ -14,7 +14,20 @@ from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
 from stepscope.predict.scaling import ScaledStep
-from stepscope.report.document import Block, Document, Facts, Items, Section, Table, fields, section_if, stamped, texts
+from stepscope.predict.work_times import KNOWLEDGE
+from stepscope.report.document import (
+    Block,
+    Document,
+    Facts,
+    Items,
+    Section,
+    Table,
+    fields,
+    section_if,
+    sentences,
+    stamped,
+    texts,
+)
 from stepscope.report.format import count, duration, file_name, share, size, warning_sentence
 
 _MOST_WARNINGS: Final = 5
@@ -199,21 +212,23 @@ def _step_cell(prediction: StepPrediction) -> str:
 
 
 def _basis(answer: PredictedSteps) -> Iterator[Section]:
-    """Share of device time by prediction method."""
-    names = list(dict.fromkeys(basis for each in answer.predictions for basis, _ in each.bases))
+    """Share of device time by what its prediction rests on."""
+    names = [
+        name for name in dict.fromkeys(KNOWLEDGE.values()) if any(name in each.knowledge for each in answer.predictions)
+    ]
     if not names:
         return
     groups: dict[tuple[tuple[str, str], ...], list[StepPrediction]] = {}
     for each in answer.predictions:
-        groups.setdefault(tuple((basis, share(part)) for basis, part in each.bases), []).append(each)
+        groups.setdefault(tuple((name, share(part)) for name, part in each.knowledge.items()), []).append(each)
     rows = [
         {"device": ", ".join(each.device.name for each in alike)}
-        | {f"{basis}_share": part for basis, part in alike[0].bases}
+        | {f"{name}_share": part for name, part in alike[0].knowledge.items()}
         for alike in groups.values()
     ]
-    schema = {"device": pl.String} | {f"{basis}_share": pl.Float64 for basis in names}
+    schema = {"device": pl.String} | {f"{name}_share": pl.Float64 for name in names}
     whose = "operators'" if answer.from_shapes else "device's"
-    title = f"What that rests on: share of the {whose} measured time by how it was predicted"
+    title = f"What that rests on: share of the {whose} measured time by what was known"
     yield Section(title, (Table(pl.DataFrame(rows, schema=schema)),))
 
 
@@ -243,6 +258,7 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         step_ns=answer.measured_ns,
         **fields(answer, *names, "memory"),
         predictions=[_prediction(each) for each in answer.predictions],
+        sentences=sentences(predict_document(answer)),
     )
 
 
@@ -253,6 +269,7 @@ def _prediction(prediction: StepPrediction) -> dict[str, Any]:
         **fields(prediction, *times, "limit", "limit_share", "limit_cause", "memory_bytes"),
         "device_memory_bytes": prediction.device.memory_bytes,
         **fields(prediction, "fits", "notes"),
+        "knowledge": prediction.knowledge,
         "bases": dict(prediction.bases),
     }
 

@@ -135,7 +135,10 @@ def _fitting(columns: Sequence[_Column], width: int) -> list[_Column]:
     shown = list(columns)
     while len(shown) > 1 and _least_width(shown) > width:
         shown.pop()
-    excess = sum(column.wanted for column in shown) + _GAP * (len(shown) - 1) - width
+    for column in shown:
+        if column.is_text:
+            column.width = min(column.wanted, max(width, 2))
+    excess = sum(column.width for column in shown) + _GAP * (len(shown) - 1) - width
     while excess > 0:
         widest = max((column for column in shown if column.is_text), key=lambda column: column.width, default=None)
         if widest is None or widest.width <= 2:

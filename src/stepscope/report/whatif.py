@@ -8,7 +8,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.analysis.host import CAUSES
-from stepscope.report.document import Block, Document, Section, Table, Text, fields, stamped, texts
+from stepscope.report.document import Block, Document, Section, Table, Text, fields, sentences, stamped, texts
 from stepscope.report.format import count, duration, file_name, share, warning_sentence
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
 from stepscope.whatif.critical_path import slack_by_name
@@ -271,6 +271,7 @@ def whatif_json(answer: Answer) -> dict[str, Any]:
         critical_path=answer.path,
         slack=answer.slack,
         curve=answer.curve,
+        sentences=sentences(whatif_document(answer)),
     )
 
 

@@ -538,20 +538,22 @@ def _host_clause(host: pl.DataFrame) -> str:
     return f"; most of the host's time: {cause}" if cause else ""
 
 
-_WORDS: Final = {"faster": "Faster", "slower": "Slower", "no difference shown": "No difference shown"}
-
-
 def verdict_sentence(samples: SampleComparison) -> str:
     """Format "Slower: a step takes 11.0 ms instead of 10.0 ms, 10.0 % more (95 % interval: 9.0 % to 11.1 % more)."."""
-    word = _WORDS[samples.verdict]
+    word = samples.verdict.capitalize()
     if samples.before_ns is None or samples.after_ns is None:
         missing = [name for name, ns in (("before", samples.before_ns), ("after", samples.after_ns)) if ns is None]
         return f"{word}: there are no steps {' and '.join(missing)}."
     times = f"a step takes {duration(samples.after_ns)} instead of {duration(samples.before_ns)}"
     if samples.change is None:
         return f"{word}: {times}."
+    if samples.verdict == "contradictory":
+        change = change_words(samples.change)
+        return f"{word}: timed without the profiler, {times}, {change}; recorded, the opposite holds."
     if samples.change_low is None or samples.change_high is None:
-        return f"{word}: {times}, {change_words(samples.change)}; how much of that is chance is unknown."
+        return f"{word}: {times}; how much of the difference is chance is unknown."
+    if samples.verdict == "too few steps":
+        return f"{word}: {times}, but the steps vary so much that even one twice as long might not have been shown."
     interval = interval_words(samples.change_low, samples.change_high)
     return f"{word}: {times}, {change_words(samples.change)} ({share_of(samples.confidence)} interval: {interval})."
 
@@ -561,10 +563,8 @@ def detectable_sentences(samples: SampleComparison) -> list[str]:
     least = samples.smallest_detectable
     if least is None:
         return []
-    if least >= 1 and samples.verdict != "no difference shown":
-        return []
     if least >= 1:
-        return ["The steps vary so much that even a step twice as long might not have been shown."]
+        return []
     often = f"{round(POWER * 5)} times out of 5"
     return [f"The smallest difference such data show {often} is {share(least)} of a step."]
 
@@ -607,9 +607,9 @@ def energy_sentences(comparison: Comparison) -> list[str]:
 def _where(comparison: Comparison) -> list[str]:
     whole = comparison.difference_ns
     causes = comparison.causes.rows(named=True)
-    if contradicts(comparison):
+    if comparison.samples.verdict == "contradictory":
         before, after = duration(comparison.before.step_ns), duration(comparison.after.step_ns)
-        text = f"The recorded steps say the opposite: one takes {after} instead of {before}."
+        text = f"A recorded step takes {after} instead of {before}."
         return [f"{text} The machine was probably busier in one of the runs."]
     largest = max((abs(row["share"]) for row in causes), default=0.0)
     if largest < _NOTHING and abs(whole) < _NOTHING * max(comparison.before.step_ns, 1.0):
@@ -643,24 +643,10 @@ def advice(comparison: Comparison) -> list[str]:
     if samples.before_ns is None or samples.after_ns is None:
         return ["To be judged, steps must be marked with stepscope.step() or torch.profiler's step()."]
     least = 1.0 if samples.smallest_detectable is None else samples.smallest_detectable
-    is_open = samples.verdict == "no difference shown" and samples.change and least > _NOTHING
-    if not is_open and not contradicts(comparison):
+    is_open = not samples.is_shown and samples.change and least > _NOTHING
+    if not is_open and samples.verdict != "contradictory":
         return []
     return ["To be surer, let stepscope bench run both programs in turn, or record more steps."]
-
-
-def contradicts(comparison: Comparison) -> bool:
-    """Whether the recorded steps contradict the verdict, which was reached on steps without the profiler.
-
-    They must differ in the other direction and, if no difference was shown, lie outside the interval of the change.
-    """
-    if not _opposite(comparison):
-        return False
-    samples, recorded = comparison.samples, comparison.difference_ns / max(comparison.before.step_ns, 1.0)
-    if samples.verdict != "no difference shown":
-        return True
-    low, high = samples.change_low, samples.change_high
-    return low is not None and high is not None and not low <= recorded <= high
 
 
 def _opposite(comparison: Comparison) -> bool:
@@ -711,7 +697,7 @@ def _causes(comparison: Comparison, whole: float, causes: list[Row]) -> str:
     against = [row for row in causes if row["difference_ns"] * whole < 0 or not whole]
     along = along[:1] + [row for row in along[1:2] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
     against = [row for row in against[:1] if abs(row["difference_ns"]) >= _TELLING * abs(whole)]
-    chance = comparison.samples.verdict == "no difference shown"
+    chance = not comparison.samples.is_shown
     step = "a recorded step" if comparison.is_unprofiled else "a step"
     if along and not against and sum(abs(row["difference_ns"]) for row in along) <= abs(whole):
         parts = [f"{duration(abs(row['difference_ns']))} are {_phrase(row)}" for row in along]

@@ -450,7 +450,7 @@ def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
     if proposal.purpose == "screen" or bench.rounds >= MOST_ROUNDS or (after <= before) is simplifies:
         return True
     [(_, found)] = bench.comparisons()
-    return found.verdict != "no difference shown"
+    return found.is_shown
 
 
 def _outcome(bench: Bench, measured: Measured | None = None, reason: str = "", *, is_program: bool = False) -> Outcome:

@@ -95,9 +95,7 @@ def import_optuna() -> Any:
         import optuna
         import sqlalchemy  # noqa: F401
     except ImportError as error:
-        raise UsageError(
-            f"the search needs Optuna, which is not installed: pip install 'stepscope[tune]' ({error})"
-        ) from error
+        raise UsageError(f"the search needs Optuna, which is not installed: pip install optuna ({error})") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -306,7 +306,7 @@ class Measured:
         change: after_ns / before_ns - 1; None if undefined.
         change_low, change_high: its confidence interval; None without one.
         confidence: confidence of the interval.
-        verdict: "faster", "slower" or "no difference shown".
+        verdict: as in `SampleComparison`.
         rounds: number of rounds in which both ran.
         steps: number of the configuration's counted steps.
         applied: what the run reported about the remedies, a sentence each.

@@ -16,7 +16,7 @@ from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.flame import flame_graph
 from stepscope.analysis.input_pipeline import MOST_WORKERS
 from stepscope.analysis.memory import GROUPINGS, DeviceMemory, alive_at, levels_by, memory_summary, moments
-from stepscope.analysis.roofline import peaks_or_bounds, roofline_table, with_graphs
+from stepscope.analysis.roofline import device_peaks, peaks_or_bounds, roofline_table, with_graphs
 from stepscope.analysis.steps import span_of
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.loading import loading_of
@@ -29,7 +29,7 @@ from stepscope.trace import Trace, Window
 
 Json: TypeAlias = dict[str, Any]
 
-_BANDS: Final = 12
+_BANDS: Final = 8
 """Most lines in a picture of memory; the smallest are one band."""
 _ALIVE: Final = 500
 """Most blocks of one moment; the smallest are left out."""
@@ -242,6 +242,7 @@ def roofline_json(trace: Trace) -> Json:
                 {
                     "device": device,
                     "name": peaks.name,
+                    "is_least": device_peaks(trace, device) is None,
                     "gb_per_s": peaks.bandwidth_bytes_s / 1e9,
                     "tflop_per_s": rates,
                 }

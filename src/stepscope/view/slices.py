@@ -13,13 +13,16 @@ from stepscope.errors import UsageError
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.tables import SCHEMAS
 from stepscope.trace.window import Times, union
-from stepscope.view.timeline import KIND_OF, KINDS, TABLES, Json, Lane, TimelineIndex, value_of
+from stepscope.view.rows import KIND_OF, KINDS, TABLES, Json, Lane, value_of
+from stepscope.view.timeline import TimelineIndex
 
 MOST_ROWS: Final = 300
 """Rows of each table of a stretch of time, the largest; the rest is counted."""
 MOST_PLACES: Final = 1000
 """Places of a text around a moment."""
 MOST_PARTNERS: Final = 100
+_BLOCK: Final = 4_000_000
+_NOWHERE: Final[Json] = {"where": None, "module": None}
 _WORK: Final = TABLES.index("device_work")
 
 
@@ -28,9 +31,8 @@ def stretch(index: TimelineIndex, start_ns: int | None = None, end_ns: int | Non
     first, last = index.bounds
     start = first if start_ns is None else start_ns
     window = np.array([start, max(last if end_ns is None else end_ns, start)], np.int64)
-    found, spent = _inside(index, window)
-    by_name, total = _by_name(index, found, spent, window)
-    lines, modules = _by_place(index, found, spent, window)
+    by_name, total = _by_name(index, window)
+    lines, modules = ([], []) if index.is_partial else _by_place(index, window)
     return {
         "start": int(window[0]),
         "end": int(window[1]),
@@ -44,33 +46,31 @@ def stretch(index: TimelineIndex, start_ns: int | None = None, end_ns: int | Non
     }
 
 
-def _inside(index: TimelineIndex, window: Times) -> tuple[Rows, Times]:
-    """The slices that touch a window, and the time of each in it."""
+def _inside(index: TimelineIndex, window: Times) -> Iterator[tuple[Rows, Times]]:
+    """The slices that touch a window, some at a time, and the time of each in it."""
     slices = index.slices
-    parts = [np.zeros(0, np.int64)]
     for first, last in (bounds for lane in slices.lanes for bounds in lane.rows):
         low, high = slices.part(first, last).touching(int(window[0]), int(window[1]))
-        parts.append(np.arange(first + low, first + high))
-    found = np.concatenate(parts)
-    start = slices.start[found]
-    return found, np.minimum(start + slices.duration[found], window[1]) - np.maximum(start, window[0])
+        for begin in range(first + low, first + high, _BLOCK):
+            found = np.arange(begin, min(begin + _BLOCK, first + high))
+            start = slices.start[found]
+            end = start + slices.duration[found]
+            yield found, np.minimum(end, window[1]) - np.maximum(start, window[0])
 
 
-def _by_name(index: TimelineIndex, found: Rows, spent: Times, window: Times) -> tuple[list[Json], int]:
+def _by_name(index: TimelineIndex, window: Times) -> tuple[list[Json], int]:
     """Count and time of the slices of each kind and name; of host slices also the time in which they are innermost."""
     slices = index.slices
-    key = slices.kind[found].astype(np.int64) * len(slices.names) + slices.name[found]
-    own = _own_time(index, window)
-    sums = (
-        pl.DataFrame({"key": key, "ns": spent})
-        .group_by("key")
-        .agg(count=pl.len(), ns=pl.col("ns").sum())
-        .join(own, on="key", how="left")
-        .sort("ns", "count", "key", descending=[True, True, False])
-    )
+    sums = pl.DataFrame(schema={"key": pl.Int64, "ns": pl.Int64, "count": pl.UInt32})
+    for found, spent in _inside(index, window):
+        key = slices.kind[found].astype(np.int64) * len(slices.names) + slices.name[found]
+        part = pl.DataFrame({"key": key, "ns": spent}).group_by("key").agg(pl.col("ns").sum(), count=pl.len())
+        sums = pl.concat([sums, part]).group_by("key").agg(pl.col("ns", "count").sum())
+    sums = sums.join(_own_time(index, window), on="key", how="left")
+    sums = sums.sort("ns", "count", "key", descending=[True, True, False])
     kinds, names = np.divmod(sums["key"].head(MOST_ROWS).to_numpy(), max(len(slices.names), 1))
     rows = sums.head(MOST_ROWS).select("count", "ns", "self_ns").rows()
-    hosts = set(KIND_OF.values()) - {"wait", "line", "module"}
+    hosts = set() if index.is_partial else set(KIND_OF.values()) - {"wait", "line", "module"}
     return [
         {
             "kind": KINDS[kind],
@@ -85,6 +85,8 @@ def _by_name(index: TimelineIndex, found: Rows, spent: Times, window: Times) -> 
 
 def _own_time(index: TimelineIndex, window: Times) -> pl.DataFrame:
     """Time in a window in which the slices of each kind and name are the innermost ones of their thread."""
+    if index.is_partial:
+        return pl.DataFrame(schema={"key": pl.Int64, "self_ns": pl.Int64})
     activity, slices = index.view.activity, index.slices
     keys, spent = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for timeline in activity.timelines.values():
@@ -97,12 +99,18 @@ def _own_time(index: TimelineIndex, window: Times) -> pl.DataFrame:
     return times.group_by("key").agg(pl.col("self_ns").sum())
 
 
-def _by_place(index: TimelineIndex, found: Rows, spent: Times, window: Times) -> tuple[list[Json], list[Json]]:
+def _by_place(index: TimelineIndex, window: Times) -> tuple[list[Json], list[Json]]:
     """Time of the main thread and of device work by line and by module, the largest first."""
     view, slices = index.view, index.slices
     attribution = view.attribution
-    is_work = slices.table[found] == _WORK
-    work, worked = slices.row[found[is_work]].astype(np.int64), spent[is_work]
+    parts = [
+        (slices.row[found[is_work]].astype(np.int64), spent[is_work])
+        for found, spent in _inside(index, window)
+        if (is_work := slices.table[found] == _WORK).any()
+    ]
+    work, worked = (
+        np.concatenate([np.zeros(0, np.int64), *each]) for each in (zip(*parts, strict=True) if parts else ((), ()))
+    )
     pieces = view.activity.cut(-1 if view.lane is None else view.lane, window[:1], window[1:])
     inner, line = pieces["slice"].to_numpy(), pieces["line"].to_numpy()
     lasted = (pieces["end"] - pieces["start"]).to_numpy()
@@ -206,10 +214,9 @@ def slice_of(index: TimelineIndex, table: str, row: int) -> Json:
 
     Raises UsageError if there is no such row.
     """
-    rows = index.trace.table(table) if table in TABLES else pl.DataFrame()
-    if not 0 <= row < rows.height:
+    record = _record(index, table, row) if table in TABLES else None
+    if record is None:
         raise UsageError(f"the trace has no row {row} of {table!r}")
-    record = rows.row(row, named=True)
     position = _position(index, table, row, record)
     hidden = {"start_ns", "duration_ns", "name", "lane", "kind", "parent", "operator", "launch"}
     about = {key: value for key, value in record.items() if key in SCHEMAS[table] and key not in hidden}
@@ -221,9 +228,22 @@ def slice_of(index: TimelineIndex, table: str, row: int) -> Json:
         "start": record["start_ns"],
         "duration": record["duration_ns"],
         "about": {key: value for key, value in about.items() if value is not None},
-        **_source(index, table, row),
-        "links": list(_links(index, table, row, record)),
+        **(_NOWHERE if index.is_partial else _source(index, table, row)),
+        "links": [] if index.is_partial else list(_links(index, table, row, record)),
     }
+
+
+def _record(index: TimelineIndex, table: str, row: int) -> Json | None:
+    """A row of a table, read from its part; None if there is none."""
+    if not index.is_partial:
+        rows = index.trace.table(table)
+        return rows.row(row, named=True) if 0 <= row < rows.height else None
+    first = 0
+    for part in index.trace.parts(table) if row >= 0 else []:
+        if row < first + part.span.rows:
+            return part.read().row(row - first, named=True)
+        first += part.span.rows
+    return None
 
 
 def _position(index: TimelineIndex, table: str, row: int, record: Json) -> int | None:

@@ -1,18 +1,14 @@
-"""The timeline: lanes of nested slices with an exact level of detail; a window of any trace is a few thousand numbers.
+"""The timeline: lanes of slices, idle time by cause and values over time, in any window with an exact level of detail.
 
-In a row, slices are disjoint and sorted. A slice at least as wide as a pixel holds the boundary of a pixel, so one
-search for the boundaries finds all of those; narrower ones are told by the time that they cover in each pixel, from
-running sums. A window thus costs O(width log n) for each row, at any zoom, and nothing is sampled.
+A window costs O(width log n) for each row, at any zoom; nothing is sampled.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,316 +18,29 @@ from stepscope.analysis.host import TABLES as HOST_TABLES
 from stepscope.analysis.host import host_time
 from stepscope.analysis.step_view import StepView
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows, at, depths, parents
+from stepscope.trace.nesting import Rows, at
 from stepscope.trace.window import Times
+from stepscope.view.rows import (
+    KIND_OF,
+    KINDS,
+    TABLES,
+    WORK_KINDS,
+    Json,
+    Lane,
+    Row,
+    Slices,
+    pixel_edges,
+    slices_in_files,
+    slices_of,
+    value_of,
+)
 
 MOST_SLICES: Final = 20_000
 """A window with no more slices than this holds all of them, one by one."""
-LONGEST: Final = 400
-"""Longest name in a window, in UTF-16 units: a C++ kernel name can have tens of thousands."""
-_HASHED: Final = 10_000
+MOST_IN_MEMORY: Final = 4_000_000
+"""Slices of a trace that are kept in memory; more are in files."""
 WIDTHS: Final = (1, 8192)
 _MARKS_KEPT: Final = 4
-LOADER_WORKER: Final = re.compile(r"pt_data_worker|pt_data_pin|data_?loader|loader worker", re.IGNORECASE)
-
-TABLES: Final = (
-    "annotations",
-    "modules",
-    "frames",
-    "operators",
-    "launches",
-    "device_work",
-    "synchronisations",
-    "lines",
-)
-"""Tables of slices. Of slices with equal times, those of the earlier table are the outer ones."""
-KIND_OF: Final = {
-    "annotations": "annotation",
-    "modules": "module",
-    "frames": "frame",
-    "operators": "operator",
-    "launches": "launch",
-    "synchronisations": "wait",
-    "lines": "line",
-}
-WORK_KINDS: Final = ("compute", "copy_in", "copy_out", "copy_on_device", "set", "communication", "other")
-KINDS: Final = (*KIND_OF.values(), *WORK_KINDS)
-_BESIDE: Final = {"synchronisations": " (waits)", "lines": " (lines)"}
-"""Tables whose slices do not nest with the others of their lane, and have one of their own."""
-
-LaneKind: TypeAlias = Literal["host", "worker", "queue", "path", "memory", "counter", "other"]
-Json: TypeAlias = dict[str, Any]
-
-
-@lru_cache(maxsize=16384)
-def value_of(name: str) -> str:
-    """A name as the page refers to it: long ones become their beginning and a hash, as in web/src/selection.ts."""
-    if len(name) <= LONGEST // 2:
-        return name
-    units = np.frombuffer(name.encode("utf-16-le", "surrogatepass"), "<u2")
-    if len(units) <= LONGEST:
-        return name
-    number = 5381 ^ len(units)
-    for unit in units[:_HASHED].tolist():
-        number = (number * 33 ^ unit) & 0xFFFFFFFF
-    start = units[:100].tobytes().decode("utf-16-le", "surrogatepass")
-    return f"{start}…{np.base_repr(number, 36).lower()}"
-
-
-class Detail(NamedTuple):
-    """What a row shows in a window.
-
-    Attributes:
-        rows: the slices to draw one by one, in order.
-        busy: nanoseconds of each pixel that all other slices cover; empty if there are none.
-    """
-
-    rows: Rows
-    busy: Times
-
-
-@dataclass(frozen=True)
-class Row:
-    """Disjoint slices sorted by start: arrays of shape (n,) in nanoseconds, perhaps in a file.
-
-    Attributes:
-        before: the sum of the durations before each slice, up to a constant; shape (n,).
-    """
-
-    start: Times
-    duration: Times
-    before: Times
-
-    @classmethod
-    def of(cls, start: Times, duration: Times) -> Row:
-        return cls(start, duration, np.cumsum(duration) - duration)
-
-    def covered_until(self, times: Times) -> Times:
-        """The time that the slices cover before each of these times, up to a constant; their shape."""
-        return self._covered(times, np.searchsorted(self.start, times, side="right") - 1)
-
-    def _covered(self, times: Times, found: Rows) -> Times:
-        last = np.maximum(found, 0)
-        inside = np.minimum(self.duration[last], times - self.start[last])
-        covered: Times = np.where(found >= 0, self.before[last] + inside, self.before[:1].sum())
-        return covered
-
-    def touching(self, start_ns: int, end_ns: int) -> tuple[int, int]:
-        """First and last (excluded) of the slices in a window; those without a length count where they begin."""
-        first, last = (int(each) for each in np.searchsorted(self.start, [start_ns, end_ns], side="left"))
-        if first and self.start[first - 1] + self.duration[first - 1] > start_ns:
-            first -= 1
-        return first, last
-
-    def whole(self, edges: Times) -> Detail:
-        """All slices of a window."""
-        return Detail(np.arange(*self.touching(int(edges[0]), int(edges[-1]))), np.zeros(0, np.int64))
-
-    def detail(self, edges: Times) -> Detail:
-        """The slices at least as wide as the widest pixel, and the time of each pixel that the others cover.
-
-        Args:
-            edges: boundaries of the pixels, in order, shape (width + 1,).
-        """
-        if not len(self.start):
-            return Detail(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        pixel = max(int(np.diff(edges).max()), 1)
-        found = np.searchsorted(self.start, edges, side="right") - 1
-        rows = found[np.append(True, found[1:] != found[:-1])]
-        rows = rows[rows >= 0]
-        start, duration = self.start[rows], self.duration[rows]
-        rows = rows[(duration >= pixel) & (start < edges[-1]) & (start + duration > edges[0])]
-        busy = np.diff(self._covered(edges, found))
-        if len(rows):
-            busy -= np.diff(Row.of(self.start[rows], self.duration[rows]).covered_until(edges))
-        return Detail(rows, busy if busy.any() else np.zeros(0, np.int64))
-
-
-def pixel_edges(start_ns: int, end_ns: int, width: int) -> Times:
-    """Boundaries of the pixels of a window, shape (width + 1,)."""
-    length = end_ns - start_ns
-    return start_ns + np.array([length * number // width for number in range(width + 1)], np.int64)
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A host thread, a queue, or what lies beside one.
-
-    Attributes:
-        rows: the first and the last (excluded) slice of each row, by depth, in the index's arrays.
-        around: names of frames open during the whole lane, outermost first; they have no row.
-    """
-
-    id: str
-    label: str
-    kind: LaneKind
-    device: str
-    rows: tuple[tuple[int, int], ...]
-    around: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Slices:
-    """All slices by lane, depth and start: arrays of shape (n,)."""
-
-    start: Times
-    duration: Times
-    before: Times  # sum of the durations before each
-    name: npt.NDArray[np.int32]  # index into `names`
-    kind: npt.NDArray[np.int8]  # index into KINDS
-    table: npt.NDArray[np.int8]  # index into TABLES
-    row: npt.NDArray[np.uint32]  # row in that table
-    names: pl.Series
-    lanes: tuple[Lane, ...]
-
-    def part(self, first: int, last: int) -> Row:
-        return Row(self.start[first:last], self.duration[first:last], self.before[first:last])
-
-
-def slices_of(trace: Trace, main: int | None) -> Slices:
-    """Build the slices of a trace; `main` is the lane of the main thread."""
-    columns, names = _columns(trace)
-    lane, start, duration = (
-        columns["lane"].to_numpy(),
-        columns["start_ns"].to_numpy(),
-        columns["duration_ns"].to_numpy(),
-    )
-    parent = parents(lane, start, duration)
-    depth = depths(parent).astype(np.int32)
-    position = _positions(trace, columns, main)
-    key = position[lane].astype(np.int64) << 32 | depth
-    order = np.lexsort((start, key))
-    key, duration = key[order], duration[order]
-    sums = np.cumsum(duration)
-    result = Slices(
-        start=start[order],
-        duration=duration,
-        before=sums - duration,
-        name=columns["name"].to_numpy()[order],
-        kind=columns["kind"].to_numpy()[order],
-        table=columns["table"].to_numpy()[order],
-        row=columns["row"].to_numpy()[order],
-        names=names,
-        lanes=(),
-    )
-    return _with_lanes(trace, result, key, position, main)
-
-
-def _columns(trace: Trace) -> tuple[pl.DataFrame, pl.Series]:
-    """The slices of all tables with numbers instead of words, in the order of TABLES; and the names."""
-    count = trace.lanes.height
-    parts = []
-    for number, table in enumerate(TABLES):
-        beside = list(_BESIDE).index(table) + 1 if table in _BESIDE else 0
-        kind = pl.lit(KINDS.index(KIND_OF[table])) if table in KIND_OF else _work_kind()
-        parts.append(
-            trace.table(table)
-            .with_row_index("row")
-            .select(
-                (pl.col("lane") + beside * count).cast(pl.Int32),
-                "start_ns",
-                "duration_ns",
-                pl.col("name").fill_null(""),
-                kind.cast(pl.Int8).alias("kind"),
-                pl.lit(number, pl.Int8).alias("table"),
-                "row",
-            )
-        )
-    columns = pl.concat(parts)
-    names = columns["name"].unique(maintain_order=True)
-    coded = columns["name"].cast(pl.Enum(names)).to_physical().cast(pl.Int32)
-    return columns.with_columns(coded.alias("name")), names
-
-
-def _work_kind() -> pl.Expr:
-    codes = {kind: KINDS.index(kind) for kind in WORK_KINDS}
-    return pl.col("kind").replace_strict(codes, default=codes["other"], return_dtype=pl.Int8)
-
-
-def _positions(trace: Trace, columns: pl.DataFrame, main: int | None) -> Rows:
-    """Place of each lane in the timeline: the main thread, other threads by their work, workers, queues, the rest.
-
-    A lane's waits and lines come before it; they have the numbers of lanes after all others.
-    """
-    works = pl.col("table").is_in([TABLES.index("operators"), TABLES.index("launches")])
-    busy = columns.filter(works).group_by("lane").agg(ns=pl.col("duration_ns").sum())
-    order = (
-        trace.lanes.join(busy, on="lane", how="left")
-        .with_columns(kind=_lane_kind(), ns=pl.col("ns").fill_null(0), is_main=pl.col("lane") == pl.lit(main, pl.Int32))
-        .with_columns(rank=pl.col("kind").replace_strict(dict(zip(_ORDER, range(len(_ORDER)), strict=True))))
-        .with_columns(device=pl.when(pl.col("kind") == "queue").then("device"))
-        .sort("is_main", "rank", "device", "ns", "lane", descending=[True, False, False, True, False], nulls_last=True)
-    )["lane"].to_numpy()
-    count, beside = len(order), len(_BESIDE) + 1
-    position = np.zeros(count * beside, np.int64)
-    for number in range(beside):
-        position[order + number * count] = np.arange(count) * beside + (number or beside) - 1
-    return position
-
-
-_ORDER: Final[tuple[LaneKind, ...]] = ("host", "worker", "queue", "other")
-
-
-def _lane_kind() -> pl.Expr:
-    words = pl.concat_str([pl.col("name").fill_null(""), pl.col("process_name").fill_null("")], separator=" ")
-    is_worker = words.str.contains(f"(?i){LOADER_WORKER.pattern}")
-    return (
-        pl.when((pl.col("kind") == "host_thread") & is_worker)
-        .then(pl.lit("worker"))
-        .when(pl.col("kind") == "host_thread")
-        .then(pl.lit("host"))
-        .when((pl.col("kind") == "queue") | pl.col("device").is_not_null())
-        .then(pl.lit("queue"))
-        .otherwise(pl.lit("other"))
-    )
-
-
-def _with_lanes(trace: Trace, slices: Slices, key: Rows, position: Rows, main: int | None) -> Slices:
-    """Add the lanes, by the place and depth of each slice."""
-    bounds = [0, *(np.flatnonzero(key[1:] != key[:-1]) + 1).tolist(), len(key)] if len(key) else [0]
-    rows: dict[int, list[tuple[int, int]]] = {}
-    for first, last in pairwise(bounds):
-        rows.setdefault(int(key[first]) >> 32, []).append((first, last))
-    number_at = np.argsort(position)
-    described = trace.lanes.with_columns(shown_as=_lane_kind()).rows(named=True)
-    processes = {row["process"] for row in described if row["kind"] == "host_thread"}
-    suffixes = ["", *_BESIDE.values()]
-    lanes = []
-    for place, bounds_of_rows in rows.items():
-        beside, number = divmod(int(number_at[place]), len(described))
-        row = described[number]
-        alone = not any(number_at[other] % len(described) == number for other in rows if other != place)
-        label = _label(row, len(processes) > 1) + ("" if alone else suffixes[beside])
-        if number == main and not beside and "main" not in label.lower():
-            label = f"main {label}" if label.startswith("thread") else f"main: {label}"
-        kept, around = _without_frames_around(slices, bounds_of_rows)
-        lanes.append(Lane(f"{number}.{beside}", label, row["shown_as"], row["device"] or "", kept, around))
-    return Slices(**{**vars(slices), "lanes": tuple(lanes)})
-
-
-def _label(row: Json, several_processes: bool) -> str:
-    name = (row["name"] or "").strip()
-    if row["kind"] != "host_thread":
-        return name or f"queue {row['queue'] or row['lane']}"
-    label = name or f"thread {row['thread'] or row['lane']}"
-    process = f"{row['process_name'] or 'process'} {row['process'] or ''}".strip()
-    return f"{label} ({process})" if several_processes and process not in label else label
-
-
-def _without_frames_around(
-    slices: Slices, rows: list[tuple[int, int]]
-) -> tuple[tuple[tuple[int, int], ...], tuple[str, ...]]:
-    """Leave out the rows of frames that hold all that the lane has, but the innermost: forty rows show nothing."""
-    frame = KINDS.index("frame")
-    ends = max(int(slices.start[last - 1] + slices.duration[last - 1]) for _, last in rows)
-    around = []
-    for first, last in rows:
-        holds = last - first == 1 and slices.kind[first] == frame
-        if not holds or int(slices.start[first] + slices.duration[first]) < ends:
-            break
-        around.append(first)
-    names = tuple(value_of(slices.names[int(slices.name[first])]) for first in around[:-1])
-    return tuple(rows[len(names) :]), names
 
 
 @dataclass(frozen=True)
@@ -367,8 +76,9 @@ class Series:
 def series_of(trace: Trace) -> list[Series]:
     """Memory of each device and all counters."""
     found = []
+    memory = trace.scan("memory").select("device", "start_ns", "total_allocated", "total_reserved").collect()
     for column, what in (("total_allocated", "allocated"), ("total_reserved", "reserved")):
-        known = trace.memory.filter(pl.col(column).is_not_null()).sort("device", "start_ns", maintain_order=True)
+        known = memory.filter(pl.col(column).is_not_null()).sort("device", "start_ns", maintain_order=True)
         for (device,), rows in known.group_by("device", maintain_order=True):
             label = f"memory {what} ({'CPU' if device == 'cpu' else f'device {device}'})"
             points = rows["start_ns"].to_numpy(), rows[column].cast(pl.Float64).to_numpy()
@@ -457,15 +167,25 @@ class Marked:
 
 
 class TimelineIndex:
-    """All that the timeline of one trace is drawn from, each part built when it is first needed."""
+    """All that the timeline of one trace is drawn from, each part built when it is first needed.
 
-    def __init__(self, view: StepView) -> None:
-        self.view = view
-        self.trace = view.trace
+    Args:
+        view: of the trace, or of the part of it that is analysed.
+        whole: the trace that is drawn, if that is more. If it has many slices, they are in files, and idle time, steps,
+            lines and modules are those of the part only.
+    """
+
+    def __init__(self, view: StepView, whole: Trace | None = None) -> None:
+        self.trace = view.trace if whole is None else whole
+        slices = sum(part.span.rows for table in TABLES for part in self.trace.parts(table))
+        self.in_files = slices > MOST_IN_MEMORY
+        self.is_partial = whole is not None and self.in_files
+        self.view = view if whole is None or self.is_partial else StepView(whole, user_code=view.user_code)
 
     @cached_property
     def slices(self) -> Slices:
-        return slices_of(self.trace, self.view.lane)
+        build = slices_in_files if self.in_files else slices_of
+        return build(self.trace, self.view.lane)
 
     @cached_property
     def host_kinds(self) -> Rows:
@@ -486,8 +206,8 @@ class TimelineIndex:
     def gaps(self) -> list[Gaps]:
         """Idle time of each device; without a device, the main thread's time apart from computing."""
         idle = self.view.idle
-        if not self.trace.working_devices:
-            pieces = host_time(self.trace, activity=self.view.activity).filter(pl.col("cause") != "compute")
+        if not self.view.trace.working_devices:
+            pieces = host_time(self.view.trace, activity=self.view.activity).filter(pl.col("cause") != "compute")
             idle = pieces.with_columns(device=pl.lit(""), trigger=pl.lit(None, pl.String))
         parts = merged_gaps(idle).partition_by("device", as_dict=True, maintain_order=True)
         return [Gaps(str(device), pieces) for (device,), pieces in parts.items()]
@@ -570,7 +290,7 @@ class TimelineIndex:
                 kinds = [KINDS.index(word) for word in (("operator",) if kind == "operator" else WORK_KINDS)]
                 named = np.array([value_of(name) == value for name in slices.names.to_list()], np.bool_)
                 result |= named[slices.name] & np.isin(slices.kind, kinds)
-            elif kind in ("line", "module"):
+            elif kind in ("line", "module") and not self.is_partial:
                 result |= self._belonging(kind, value)
         return result
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -154,8 +154,26 @@ class Answer:
     curve: pl.DataFrame | None = None
 
 
-def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Answer, Replay]:
+@dataclass
+class Tried:
+    """What is known of one experiment, so that a further question replays only what is new.
+
+    Attributes:
+        changes, alone: changes and their results by the options that asked for them.
+    """
+
+    measured: AsMeasured | None = None
+    changes: dict[str, Change] = field(default_factory=dict)
+    alone: dict[str, Prospect] = field(default_factory=dict)
+
+
+def what_if(
+    experiment: Experiment, changes: Sequence[NamedChange], tried: Tried | None = None
+) -> tuple[Answer, Replay]:
     """Predict the step with all of these changes or, without changes, without each cause.
+
+    Args:
+        tried: earlier results for this experiment; new ones are added.
 
     Returns:
         The answer, and the replay behind its critical path.
@@ -166,16 +184,19 @@ def what_if(experiment: Experiment, changes: Sequence[NamedChange]) -> tuple[Ans
     graph = experiment.graph
     if not len(graph.stretches.start) and not len(graph.works.start):
         raise UsageError("the trace contains nothing that takes time: there is nothing to replay")
-    measured = as_measured(experiment)
+    tried = Tried() if tried is None else tried
+    measured = tried.measured = tried.measured or as_measured(experiment)
     if not changes:
         return Answer(measured, causes=cause_table(experiment)), experiment.measured
-    outcomes = [experiment.run(each.change(experiment, graph)) for each in changes]
-    alone = tuple(Prospect.of(each.name, outcome) for each, outcome in zip(changes, outcomes, strict=True))
+    if len(changes) > 1:
+        for each in changes:
+            if each.name not in tried.alone:
+                tried.alone[each.name] = Prospect.of(each.name, experiment.run(each.change(experiment, graph)))
+    whole = experiment.run(together(*(each.change for each in changes))(experiment, graph))
     if len(changes) == 1:
-        [whole] = outcomes
-    else:
-        whole = experiment.run(together(*(each.change for each in changes))(experiment, graph))
+        tried.alone[changes[0].name] = Prospect.of(changes[0].name, whole)
     after = resources(critical_path(experiment, whole.replay))
+    alone = tuple(tried.alone[each.name] for each in changes)
     return Answer(measured, alone, Prospect.of("together", whole), after), whole.replay
 
 

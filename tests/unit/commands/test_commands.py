@@ -19,7 +19,7 @@ import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
-from stepscope.commands.shared import output, reading
+from stepscope.commands.shared import output
 from stepscope.commands.shared.options import Command
 from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
@@ -90,6 +90,7 @@ def diagnose_as(monkeypatch: pytest.MonkeyPatch, *diagnoses: Any) -> list[dict[s
     calls: list[dict[str, Any]] = []
 
     def diagnose_view(view: View, **arguments: Any) -> Any:
+        arguments.pop("progress")
         calls.append({**arguments, "settings": view.settings, "user_code": view.user_code})
         return diagnoses[len(calls) - 1]
 
@@ -448,7 +449,7 @@ class TestTables:
         )
         assert main(["idle", trace, "--pieces", "--format", "csv", "--top", "1"]) == 0
         assert capsys.readouterr().out == "device,cause,trigger,duration_ns\n0,input,,1\n"
-        assert main(["idle", trace, "--group-by", "caus"]) == 2
+        assert main(["idle", trace, "--group-by", "caus", "--format", "csv"]) == 2
         assert "there is no column 'caus'; did you mean cause?" in capsys.readouterr().err
 
 
@@ -701,22 +702,3 @@ class TestOutput:
         assert output.width() == 70
         monkeypatch.setenv("COLUMNS", "3")
         assert output.width() == 20
-
-
-def test_progress_is_quiet_for_a_second_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([0.0, 0.5, 1.5, 1.55, 1.7])
-    monkeypatch.setattr(reading.time, "monotonic", lambda: next(clock))
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("sys.stderr", stream)
-    with reading.Progress("a\x1b.json") as progress:
-        for done in (1, 2, 3, 4):
-            progress(done << 20, 4 << 20)
-    assert stream.getvalue() == (
-        "\r\x1b[Kreading a\\x1b.json: 50.0 % of 4.0 MiB\r\x1b[Kreading a\\x1b.json: 100.0 % of 4.0 MiB\r\x1b[K"
-    )
-    stream.truncate(0)
-    monkeypatch.setattr(reading.time, "monotonic", lambda: 0.0)
-    with reading.Progress("b"):
-        pass
-    assert stream.getvalue() == ""

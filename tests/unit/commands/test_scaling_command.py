@@ -76,6 +76,27 @@ def test_what_is_not_possible_is_refused(
     assert sentence in refused(capsys, trace, *options)
 
 
+def test_a_link_that_the_device_lacks_is_refused_with_what_it_has(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, trace, "--from", "A100-SXM4-80GB", "--to", "L4", "--devices", "2", "--link", "nvlink5")
+
+    assert "the L4 has no nvlink5: it has pcie3, pcie4; " in said
+    assert "has no nvlink4: it has nvlink3, pcie3" in refused(
+        capsys, trace, "--from", "A100-SXM4-80GB", "--devices", "2", "--link", "nvlink4"
+    )
+
+
+@pytest.mark.parametrize(("device", "link"), [("A100-SXM4-80GB", "nvlink3"), ("L4", "pcie4")])
+def test_without_a_link_the_devices_own_is_taken(
+    device: str, link: str, trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", trace, "--from", device, "--devices", "2", "--json", "-"]) == 0
+
+    [scaled] = json.loads(capsys.readouterr().out)["scaling"]
+    assert scaled["link"]["name"] == link
+
+
 def test_a_trace_without_gradients_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     waiting_step().save(tmp_path / "inference")
 

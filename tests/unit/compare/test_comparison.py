@@ -60,7 +60,7 @@ def causes(found: Comparison) -> dict[tuple[str, str], tuple[float, float, float
 def test_nothing_recorded_on_either_side() -> None:
     found = compare_traces(Trace.from_tables({}), Trace.from_tables({}))
 
-    assert found.samples.verdict == "no difference shown"
+    assert found.samples.verdict == "too few steps"
     assert found.difference_ns == 0
     assert found.notes[:2] == (
         "No steps were found before: the whole recording counts as one step.",

@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 
 from stepscope.compare import Comparison, compare_samples
+from stepscope.compare.comparison import contradict
 from stepscope.compare.trace_record import SideSummary
 from stepscope.report.comparison import comparison_document, comparison_json, overview, redacted_comparison
 from stepscope.report.text import markdown_of, text_of
-from stepscope.report.words import advice, cause_phrase, side_sentence, where_sentences
+from stepscope.report.words import advice, cause_phrase, side_sentence, verdict_sentence, where_sentences
 from stepscope.trace import Trace
 from tests.unit.rendered import written
 
@@ -135,25 +136,33 @@ def test_steps_that_are_not_marked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("timed", "recorded_ms", "is_opposite"),
+    ("timed", "recorded", "expected"),
     [
-        (([100.0] * 9, [130.0] * 9), 80, True),  # slower is shown, and recorded steps are shorter
-        (([100.0] * 9, [70.0] * 9), 80, False),
-        (([100.0, 101.0] * 5, [101.0, 102.5, 99.0, 103.0] * 2), 50, True),  # not shown, but no room for half
-        (([100.0, 101.0] * 5, [101.0, 107.0, 96.0, 103.0] * 2), 98.5, False),  # within what may be chance, as below
-        (([100.0] * 9, [130.0] * 9), 99.5, False),
+        (([100.0] * 9, [130.0] * 9), -0.2, True),  # slower is shown, and recorded steps are shorter
+        (([100.0] * 9, [70.0] * 9), -0.2, False),
+        (([100.0, 101.0] * 5, [101.0, 102.5, 99.0, 103.0] * 2), -0.5, True),  # not shown, but no room for half
+        (([100.0, 101.0] * 5, [101.0, 107.0, 96.0, 103.0] * 2), -0.015, False),  # within what may be chance, as below
+        (([100.0] * 9, [130.0] * 9), -0.005, False),
     ],
 )
-def test_recorded_steps_that_say_the_opposite(
-    timed: tuple[list[float], list[float]], recorded_ms: float, is_opposite: bool
+def test_when_recorded_steps_contradict_the_others(
+    timed: tuple[list[float], list[float]], recorded: float, expected: bool
 ) -> None:
     samples = compare_samples(*([[ns * MS for ns in side]] for side in timed))
-    causes = [("idle", "input", 100, recorded_ms)]
 
-    found = comparison(100, recorded_ms, causes, samples=samples, is_unprofiled=True)
+    assert samples.change is not None
+    assert contradict(samples, samples.change, recorded) == expected
 
-    assert where_sentences(found)[0].startswith("The recorded steps say the opposite: one takes") == is_opposite
-    assert bool(advice(found)) == (is_opposite or samples.verdict == "no difference shown")
+
+def test_a_contradiction_is_the_verdict() -> None:
+    samples = compare_samples([[100.0 * MS, 101.0 * MS] * 5], [[130.0 * MS, 131.0 * MS] * 5])
+    samples = replace(samples, verdict="contradictory")
+
+    found = comparison(100, 80, [("idle", "input", 100, 80)], samples=samples, is_unprofiled=True)
+
+    assert verdict_sentence(samples).startswith("Contradictory: timed without the profiler, a step takes 130.5 ms")
+    assert where_sentences(found)[0].startswith("A recorded step takes 80.0 ms instead of 100.0 ms.")
+    assert len(advice(found)) == 1
 
 
 def test_recorded_steps_that_differ_the_other_way_by_chance() -> None:

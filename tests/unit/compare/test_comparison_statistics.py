@@ -56,14 +56,14 @@ def covered(found: list[SampleComparison], truth: float) -> float:
 
 
 def shown(found: list[SampleComparison]) -> float:
-    return sum(each.verdict != "no difference shown" for each in found) / len(found)
+    return sum(each.is_shown for each in found) / len(found)
 
 
 def test_nothing_at_all() -> None:
     found = compare_samples([], [])
 
     assert found == SampleComparison(
-        None, None, None, None, None, None, None, None, None, "no difference shown", None, 0, 0, 0, 0, 0.95,
+        None, None, None, None, None, None, None, None, None, "too few steps", None, 0, 0, 0, 0, 0.95,
         (
             "No step before: at least two are needed to show a difference.",
             "No step after: at least two are needed to show a difference.",
@@ -77,12 +77,21 @@ def test_one_step_a_side_has_means_and_no_interval() -> None:
     assert (found.before_ns, found.after_ns, found.change) == (100.0, 150.0, 0.5)
     assert (found.change_low, found.change_high, found.smallest_detectable) == (None, None, None)
     assert (found.before_low_ns, found.after_high_ns) == (None, None)
-    assert found.verdict == "no difference shown"
+    assert found.verdict == "too few steps"
     assert found.after_runs == 1
     assert found.caveats[:2] == (
         "Only one step before: at least two are needed to show a difference.",
         "Only one step after: at least two are needed to show a difference.",
     )
+
+
+def test_steps_that_would_not_show_twice_as_long_are_too_few() -> None:
+    wild = compare_samples([[100, 180, 60]], [[100, 60, 170]])
+    more = compare_samples([[100, 180, 60] * 20], [[100, 60, 170] * 20])
+
+    assert (wild.verdict, more.verdict) == ("too few steps", "no difference shown")
+    assert wild.smallest_detectable is not None
+    assert wild.smallest_detectable >= 1
 
 
 def test_the_same_steps_show_no_difference() -> None:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, device_table, find_device
+from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, device_table, find_device, named_device
 from stepscope.trace.metadata import Device
 
 GB = 10**9
@@ -55,12 +55,61 @@ def found(
         ("NVIDIA GeForce RTX 5090 D", None),
         ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Server"),
-        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", None),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", None),
+        ("NVIDIA H20", "H20-96GB"),
+        ("NVIDIA H20-3e", "H20-141GB"),
+        ("NVIDIA H800", "H800-SXM"),
+        ("NVIDIA H800 PCIe", None),
+        ("NVIDIA A800-SXM4-80GB", "A800-SXM4-80GB"),
+        ("NVIDIA A800 80GB PCIe", "A800-PCIe-80GB"),
+        ("NVIDIA A800 40GB Active", None),
+        ("NVIDIA H200 NVL", "H200-NVL"),
+        ("NVIDIA GH200 144G HBM3e", "GH200-144GB"),
+        ("NVIDIA GB300", "GB300"),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+        ("NVIDIA A100X", None),
+        ("NVIDIA A30", "A30"),
+        ("NVIDIA A40-48Q", None),
+        ("NVIDIA L40G", None),
+        ("NVIDIA T400", None),
+        ("NVIDIA T4G", None),
+        ("Quadro RTX 4000", None),
+        ("Quadro RTX 6000", None),
+        ("NVIDIA RTX 4000 Ada Generation", None),
+        ("NVIDIA RTX A4000", "RTX A4000"),
+        ("NVIDIA RTX A4000 Laptop GPU", None),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA GeForce RTX 3080", "RTX 3080"),
+        ("NVIDIA GeForce RTX 3080 Ti", None),
+        ("NVIDIA GeForce RTX 3080 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 4080", "RTX 4080"),
+        ("NVIDIA GeForce RTX 4080 SUPER", None),
+        ("NVIDIA GeForce RTX 4090 D", None),
+        ("NVIDIA GeForce RTX 5080", "RTX 5080"),
+        ("Tesla P40", None),
+        ("Tesla V100-FHHL-16GB", None),
+        ("Tesla V100S-PCIE-32GB", "V100S-PCIe"),
+        ("GAUDI2", "Gaudi2"),
+        ("HL-225", "Gaudi2"),
+        ("GAUDI3", "Gaudi3"),
+        ("HL-325L", "Gaudi3"),
+        ("GAUDI", None),
+        ("Intel(R) Data Center GPU Max 1550", "Max 1550 (one of two stacks)"),
+        ("Intel(R) Data Center GPU Max 1100", None),
+        ("TPU v5", "TPU v5p"),
+        ("TPU v4", "TPU v4"),
+        ("TPU7x", "TPU7x (one of two chiplets)"),
         ("TPU v6 lite", "TPU v6e"),
         ("TPU v5 lite", "TPU v5e"),
         ("AMD Instinct MI210", "MI210"),
         ("AMD Instinct MI250X", "MI250X (one of two dies)"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("AMD Instinct MI300X VF", "MI300X"),
+        ("AMD Instinct MI300A", None),
+        ("AMD Instinct MI350X", "MI350X"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("AMD Instinct MI250X / MI250", None),
         ("Simulated Device 80GB", None),
         ("", None),
     ],
@@ -73,12 +122,31 @@ def test_a_device_without_a_telling_name_is_found_by_what_it_has() -> None:
     assert found(None, 206_141_652_992, "9.4", 304) == "MI300X"
     assert found("AMD Radeon Graphics", 68_702_699_520, "9.0", 104) == "MI210"
     assert found("", 42_505_273_344, "8.0", 108) == "A100-SXM4-40GB"
-    assert found("", 85_018_279_936, "9.0", 132) == "H100-SXM"
+    assert found("", 85_018_279_936, "9.0", 132) is None  # an H100 or an H800
     assert found("", 99_953_934_336, "9.0", 132) is None  # an H100 NVL or a GH200 of 96 GB
     assert found("", 15_828_320_256, "7.5", 40) == "T4"
     assert found("", 85_018_279_936, "8.0", 108) is None  # two A100s of 80 GB differ in bandwidth
     assert found("", 85_018_279_936, "9.0", 133) is None
     assert found("", None, "9.0", 132) is None
+
+
+def test_a_name_that_tells_another_model_is_believed() -> None:
+    assert found("NVIDIA A800 40GB Active", 42_505_273_344, "8.0", 108) is None  # it has what an A100 has
+    assert found("NVIDIA H800 PCIe", 85_018_279_936, "9.0", 114) is None
+
+
+def test_the_memory_tells_two_cards_of_one_name_apart() -> None:
+    assert found("NVIDIA GeForce RTX 3080", 10_502_144_000) == "RTX 3080"
+    assert found("NVIDIA GeForce RTX 3080", 12_622_168_064) is None  # that of 12 GB has more units and bandwidth
+    assert found("NVIDIA H20", 102_000_000_000) == "H20-96GB"
+
+
+def test_no_two_rows_share_a_name() -> None:
+    """Neither names and aliases, nor a name of one row with the driver's names of another."""
+    for row in device_table():
+        for name in (row.name, row.name.split(" (")[0], *row.aliases, f"{row.vendor} {row.name}"):
+            assert named_device(name) == row, name
+            assert found(name) == row.name, name
 
 
 def test_figures() -> None:
@@ -96,9 +164,9 @@ def test_figures() -> None:
 
 def test_every_row_is_whole() -> None:
     names = [row.name for row in device_table()]
-    assert len(names) == len(set(names)) == 49
+    assert len(names) == len(set(names)) == 68
     for row in device_table():
-        assert row.vendor in ("NVIDIA", "AMD", "Intel", "Google")
+        assert row.vendor in ("NVIDIA", "AMD", "Intel", "Google", "AWS")
         assert row.architecture
         assert all(one.startswith("https://") for one in (*row.source.split(), *row.measured_source.split()))
         assert row.source

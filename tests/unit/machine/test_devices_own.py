@@ -120,7 +120,8 @@ def test_kept_devices_are_in_the_table_and_replace_shipped_ones(
     assert find_device(Device("0", "NVIDIA L4")) == table[1]  # what replaces a row is found by the same names
     assert named_device("lab-card").name == "Card 7"
     assert find_device(Device("0", "acme card (7)")) == table[0]
-    assert find_device(Device("0", "ACME Card 7")) is None  # parentheses are no pattern
+    assert find_device(Device("0", "ACME Card 7")) == table[0]  # the maker and the name
+    assert find_device(Device("0", "ACME Card 7 Ti")) is None
     assert find_device(Device("0", None, 24 * 10**9, "9.9", 12)) == table[0]
     other = tmp_path / "project.toml"
     other.write_text(CARD.replace("Rocket", "Comet"))

@@ -181,6 +181,16 @@ def test_what_cannot_be_shared_is_refused_with_the_reason() -> None:
     assert recommendation(plan)[0].startswith("No machine has both a known price and a prediction")
 
 
+def test_a_machine_without_the_asked_link_is_refused_with_what_it_has() -> None:
+    from stepscope.readers import open_trace
+
+    trace = open_trace(SAMPLE)
+    plan = planned([price("L4", 1.0), price("L4", 4.0, count=4, instance="four")], trace, link=named_link("nvlink5"))
+
+    assert [each.price.count for each in plan.machines] == [1]
+    assert plan.refused[0].reason.startswith("the L4 has no nvlink5: it has pcie3, pcie4")
+
+
 def test_several_devices_need_fewer_steps_that_are_predicted_not_divided() -> None:
     from stepscope.readers import open_trace
 

@@ -99,6 +99,13 @@ def test_devices_without_a_price() -> None:
         ("MI250", None, "", None),
         ("L40", 48, "", "L40"),
         ("T4", 80, "", None),
+        ("H200", 141, "", None),  # an SXM module or a PCIe card
+        ("H200", None, "p5en.48xlarge", "H200-SXM"),
+        ("H200 SXM", None, "", "H200-SXM"),
+        ("H20", 96, "", "H20-96GB"),
+        ("RTX 4000", None, "", None),
+        ("RTX 6000", None, "", None),
+        ("B2", None, "", None),
         ("", None, "", None),
         ("NVIDIA", None, "", None),
     ],

@@ -12,8 +12,9 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
 from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operations import UNMEASURED
 from stepscope.predict.trace_operations import operations_of_calls
-from stepscope.predict.work_times import BASES, WorkTimes, work_times
+from stepscope.predict.work_times import BASES, KNOWLEDGE, WorkTimes, work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
@@ -77,6 +78,58 @@ def test_without_the_source_shapes_tell() -> None:
     found = work_times(one_call("aten::mm", LARGE, HALF, device=None), named_device("A100-SXM4-80GB"))
 
     assert found.basis.tolist() == ["shapes"]
+
+
+SOFTMAX = ("aten::_softmax", "[[8192, 8192], [], []]", '["c10::BFloat16", "Scalar", "Scalar"]')
+
+
+def test_a_guess_from_the_datasheet_is_called_so_and_is_as_wide_as_such_guesses_were_off() -> None:
+    for target in ("Gaudi3", "TPU v5e", "Trainium2"):
+        found = work_times(one_call("aten::mm", LARGE, HALF), named_device(target))
+
+        assert found.basis.tolist() == ["datasheet"], target
+        assert found.low_ns[0] <= found.ns[0] * UNMEASURED[0]
+        assert found.high_ns[0] >= found.ns[0] * UNMEASURED[1]
+    unknown = work_times(one_call("aten::mm", LARGE, HALF, device=None), named_device("MI300X"))
+    assert unknown.basis.tolist() == ["datasheet"]
+    assert unknown.high_ns[0] >= unknown.ns[0] * UNMEASURED[1]
+
+
+def test_between_makers_the_recorded_kernel_is_transferred() -> None:
+    """By the bandwidths, since the name says that memory limits it; the range reaches to what both datasheets say."""
+    trace = one_call(*SOFTMAX, kernel="softmax_warp_forward")
+    found = work_times(trace, named_device("MI300X"))
+
+    assert found.basis.tolist() == ["wave scaling"]
+    assert KNOWLEDGE[found.basis[0]] == "transferred"
+    assert 0.3 < found.ns[0] / 500_000 < 0.5  # 2,039 over 5,300 GB/s
+    in_fp16 = work_times(one_call("aten::mm", LARGE, FLOAT), named_device("MI300X"), precision="bf16")
+    assert in_fp16.basis.tolist() == ["datasheet"]  # other kernels would run
+
+
+def test_of_one_maker_the_constant_cancels() -> None:
+    mi210 = Device("0", "AMD Instinct MI210")
+    found = work_times(one_call("aten::add", LARGE, FLOAT, device=mi210), named_device("MI300X"))
+
+    assert found.basis.tolist() == ["roofline ratio"]
+    assert 0.2 < found.ns[0] / 500_000 < 0.5
+
+
+def test_what_a_device_cannot_run_is_named() -> None:
+    launched = Recording(Metadata(devices=(A100,)))
+    launched.launched(10, 200, 502_000, "triton_poi_fused_add_0", 1)
+    on_tpu = work_times(launched.trace(), named_device("TPU v5e"))
+    assert on_tpu.basis.tolist() == ["unknown"]
+    assert on_tpu.notes == ("TPU v5e runs no CUDA or ROCm kernels: those known only by their launch have no time",)
+    eight_bit = Recording(Metadata(devices=(Device("0", "NVIDIA H100 80GB HBM3"),)))
+    eight_bit.launched(10, 200, 502_000, "nvjet_qqtst_128x128_e4m3_gemm", 1)
+    on_a100 = work_times(eight_bit.trace(), named_device("A100-SXM4-80GB"))
+    assert on_a100.basis.tolist() == ["unknown"]
+    assert on_a100.notes == ("A100-SXM4-80GB has no units for fp8, in which matrix products would run",)
+
+
+def test_every_basis_is_of_one_kind() -> None:
+    assert tuple(KNOWLEDGE) == BASES
 
 
 def test_an_unknown_number_type_is_refused() -> None:

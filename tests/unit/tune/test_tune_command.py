@@ -60,5 +60,5 @@ def test_a_study_of_another_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_optuna_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert main(["tune", "train.py"]) == 2
-    assert "which is not installed: pip install 'stepscope[tune]'" in capsys.readouterr().err
+    assert "which is not installed: pip install optuna" in capsys.readouterr().err
     assert not (place / "data").exists()

@@ -33,6 +33,6 @@ export function present(columns: Column<TableRow>[], rows: readonly TableRow[], 
   const times = related?.[kind];
   if (!times || ![...times.values()].some((ns) => ns > 0)) return known;
   const of = (row: TableRow) => times.get(valueOf(String(row.name)));
-  const chosen: Column<TableRow> = { name: "chosen_ns", title: "Of the choice", value: of, show: (row) => duration(of(row) ?? 0), isNumber: true, width: 110, tip: "Device time that belongs to what is chosen; operators’ own time without a device" };
+  const chosen: Column<TableRow> = { name: "chosen_ns", title: "Of the choice", value: of, show: (row) => duration(of(row) ?? 0), isNumber: true, width: 110, spare: 1, tip: "Device time that belongs to what is chosen; operators’ own time without a device" };
   return [...known.slice(0, 1), chosen, ...known.slice(1)];
 }

@@ -1,7 +1,7 @@
 /** Small parts that every view uses. */
 
 import type { ComponentChildren } from "preact";
-import { useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useRef, useState } from "preact/hooks";
 import type { Loaded } from "../document";
 
 /** What a view shows of a document: its value, or in its place that it loads, or why there is none. Keeps `height` free. */
@@ -11,11 +11,20 @@ export function Shown<Value>({ of, height = 240, children }: { of: Loaded<Value>
   return <>{children(of.value)}</>;
 }
 
-export const Loading = ({ height = 240 }: { height?: number }) => (
-  <div class="loading" role="status" style={{ minHeight: `${height}px` }}>
-    Loading…
-  </div>
-);
+const PATIENCE_MS = 4000;
+
+export function Loading({ height = 240 }: { height?: number }) {
+  const [isLong, setLong] = useState(false);
+  useEffect(() => {
+    const waiting = setTimeout(() => setLong(true), PATIENCE_MS);
+    return () => clearTimeout(waiting);
+  }, []);
+  return (
+    <div class="loading" role="status" style={{ minHeight: `${height}px` }}>
+      {isLong ? "Still working: the first look at a large trace takes a while…" : "Loading…"}
+    </div>
+  );
+}
 
 export const Failed = ({ children }: { children: ComponentChildren }) => (
   <div class="notice failed" role="alert">

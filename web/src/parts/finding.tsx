@@ -14,9 +14,13 @@ export const CONFIDENCE = {
   low: "Promises of this kind were far off where they were measured: try it first.",
 };
 
-/** Choose a finding and open the timeline where it costs most. */
+const AROUND = 0.15;
+
+/** Choose a finding and open the timeline where it costs most, with a little of what is around. */
 export function showFinding(value: string, finding: Finding): void {
-  const range = rangeOf(finding);
+  const found = rangeOf(finding);
+  const more = found ? Math.ceil(AROUND * (found.end - found.start)) : 0;
+  const range = found && { start: Math.max(found.start - more, 0), end: found.end + more };
   change({
     view: "timeline",
     choose: `finding:${value}`,

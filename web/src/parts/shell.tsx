@@ -35,9 +35,9 @@ export function Top({ title, onHelp }: { title: string; onHelp: () => void }) {
 }
 
 function Chips() {
-  const diagnosis = useOptional("diagnosis");
   const session = useDocument("session").value;
   const chosen = selection.value;
+  const diagnosis = useOptional("diagnosis", chosen?.kind === "finding");
   const stretch = range.value;
   const words = () => {
     if (chosen?.kind === "finding") return findingOf(chosen.value, diagnosis?.findings ?? [])?.title ?? chosen.value;
@@ -46,7 +46,7 @@ function Chips() {
   return (
     <div class="chips" role="group" aria-label="What is chosen">
       {chosen && <Chip kind={chosen.kind} words={words()} onClear={() => choose(null)} />}
-      {stretch && <Chip kind="time" words={`${moment(stretch.start)}, ${duration(stretch.end - stretch.start)}`} onClear={() => look(null)} />}
+      {stretch && <Chip kind="time" words={`${duration(stretch.end - stretch.start)} from ${moment(stretch.start)}`} onClear={() => look(null)} />}
     </div>
   );
 }
@@ -68,10 +68,13 @@ export function Navigation({ views, shown }: { views: View[]; shown?: View }) {
   useEffect(() => here.current?.scrollIntoView({ block: "nearest", inline: "nearest" }), [shown?.name]);
   return (
     <nav class="views" aria-label="Views">
-      {views.map((each) => (
-        <a href={href({ view: each.name })} ref={each === shown ? here : undefined} aria-current={each === shown ? "page" : undefined}>
-          {each.title}
-        </a>
+      {views.map((each, place) => (
+        <>
+          {each.group && each.group !== views[place - 1]?.group && <h2>{each.group}</h2>}
+          <a href={href({ view: each.name })} ref={each === shown ? here : undefined} aria-current={each === shown ? "page" : undefined}>
+            {each.title}
+          </a>
+        </>
       ))}
     </nav>
   );

@@ -6,14 +6,14 @@ const diagnosis = (more: object) =>
   ({ steps: { source: "annotation", step_ns: 100, count: 2, list: [] }, accounting: [], host: [], ...more }) as unknown as Diagnosis;
 const times = (more: object) => stepTimes(diagnosis(more)).map(({ device, whole, parts }) => [device, whole, parts.map((part) => [part.key, part.ns])]);
 
-it("a step of each device adds up, the busiest first, triggers joined and without what is done once", () => {
+it("a step of each device adds up, the busiest first, triggers joined; what is done once comes on top", () => {
   const accounting = [
     { device: "0", window_ns: 230, busy_ns: 50, idle: [{ cause: "once", ns: 30 }, { cause: "input", ns: 100 }, { cause: "input", trigger: "x", ns: 50 }] },
     { device: "1", window_ns: 200, busy_ns: 199, idle: [{ cause: "python", ns: 1 }] },
   ];
   expect(times({ accounting })).toEqual([
     ["1", 100, [["busy", 100]]],
-    ["0", 100, [["busy", 25], ["input", 75]]],
+    ["0", 115, [["busy", 25], ["input", 75], ["once", 15]]],
   ]);
 });
 

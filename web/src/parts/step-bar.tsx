@@ -16,16 +16,17 @@ export interface StepTime {
 export function stepTimes(diagnosis: Diagnosis, session?: Session): StepTime[] {
   const { steps, accounting, host } = diagnosis;
   const cause = (key: string, ns: number): Part => ({ ...causeOf(session, key), key, ns });
-  const isStep = steps.source !== "none" && steps.step_ns > 0;
-  const scaled = (device: string | null, all: Part[]): StepTime => {
-    const parts = isStep ? all.filter((part) => part.key !== ONCE) : all; // a step has no part of what is done once
-    const whole = isStep ? steps.step_ns : parts.reduce((sum, part) => sum + part.ns, 0);
+  const scaled = (device: string | null, parts: Part[]): StepTime => {
+    const sum = parts.reduce((all, part) => all + part.ns, 0);
+    const once = parts.find((part) => part.key === ONCE)?.ns ?? 0; // no part of a step, but of the time that is shown
+    const isStep = steps.source !== "none" && steps.step_ns > 0;
+    const whole = isStep ? steps.step_ns + Math.round(once / Math.max(steps.count, 1)) : sum;
     const exact = apportion(parts.map((part) => part.ns), whole);
     return { device, whole, parts: parts.map((part, place) => ({ ...part, ns: exact[place]! })).filter((part) => part.ns > 0) };
   };
   if (!accounting.length) return host.length ? [scaled(null, host.map(({ cause: key, ns }) => cause(key, ns)))] : [];
   return [...accounting]
-    .sort((a, b) => b.busy_ns / (b.window_ns || 1) - a.busy_ns / (a.window_ns || 1))
+    .sort((a, b) => b.busy_ns - a.busy_ns || (a.device < b.device ? -1 : 1))
     .map(({ device, busy_ns, idle }) => {
       const sums = new Map<string, number>();
       for (const { cause: key, ns } of idle) sums.set(key, (sums.get(key) ?? 0) + ns);
@@ -46,16 +47,18 @@ export function StepBar({ diagnosis, session, related }: { diagnosis: Diagnosis;
   if (!shown) return null;
   const { source, count: steps } = diagnosis.steps;
   const what = source === "none" ? "The recording" : steps > 1 ? `A step (mean of ${count(steps)})` : "The step";
+  const once = source === "none" ? undefined : shown.parts.find((part) => part.key === ONCE);
   return (
     <section aria-label="Time by cause">
       <div class="bar-head">
         <h2>
           {what}: {duration(shown.whole)}
         </h2>
-        <span class="muted">{shown.device === null ? "of the launching thread" : `of device ${shown.device}`}</span>
+        {once && <span class="muted">with {duration(once.ns)} done once</span>}
+        {times.length === 1 && <span class="muted">{shown.device === null ? "of the launching thread" : `of device ${shown.device}`}</span>}
         {times.length > 1 && (
-          <label class="muted small">
-            Device{" "}
+          <label class="muted">
+            of device{" "}
             <select value={shown.device ?? ""} onChange={(event) => change({ device: event.currentTarget.value })}>
               {times.map(({ device }) => (
                 <option value={device ?? ""}>{device}</option>

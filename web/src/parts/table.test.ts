@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import { found, sorted, type Column } from "./table";
+import { fittingColumns, found, sorted, type Column } from "./table";
 
 interface Row {
   name: string;
@@ -29,4 +29,12 @@ it("filters by every word, without regard to case", () => {
   const kernels = [{ name: "void Gemm<float>", ns: 1 }, { name: "void add<float>", ns: 2 }];
   expect(names(found(kernels, columns, "FLOAT gemm"))).toBe("void Gemm<float>");
   expect(found(kernels, columns, "  ")).toBe(kernels);
+});
+
+it("where there is no room, spare columns go first, and the others keep their order", () => {
+  const wide: Column<Row>[] = [columns[0]!, { ...columns[1]!, width: 100 }, { name: "a", title: "", value: () => 0, width: 100, spare: 1 }, { name: "b", title: "", value: () => 0, width: 100, spare: 2 }];
+  const names = (width: number) => fittingColumns(wide, width).map((column) => column.name);
+  expect(names(580)).toEqual(["name", "ns", "a", "b"]);
+  expect(names(579)).toEqual(["name", "ns", "a"]);
+  expect(names(100)).toEqual(["name", "ns"]);
 });

@@ -1,7 +1,7 @@
 /** A table that sorts, filters and draws only the rows in sight. Sort order and filter live in the address. */
 
 import type { ComponentChildren } from "preact";
-import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { cell, count, short } from "../format";
 import { change, parameter } from "../state";
 
@@ -12,6 +12,7 @@ export interface Column<Row> {
   show?: (row: Row) => ComponentChildren; // in place of the formatted value
   meter?: (row: Row) => number; // 0 to 1, drawn as a bar in the cell
   width?: number; // pixels; without it, what is left
+  spare?: number; // left out where there is no room, the largest number first
   isNumber?: boolean; // right-aligned; largest first
   tip?: string;
 }
@@ -29,17 +30,23 @@ export interface TableProps<Row> {
 }
 
 const HEIGHT = 28;
+const LEAST = 280; // pixels of a column without a width
+const LEAST_OF_PHONE = 110;
 const BEYOND = 12;
 
 export function Table<Row>({ name, label, columns, rows, sort, keep, isChosen, onChoose, tools }: TableProps<Row>) {
   const find = parameter(`${name}-find`) ?? "";
   const order = parameter(`${name}-sort`) ?? sort;
   const [all, setAll] = useState(false);
+  const [wide, setWide] = useState(false);
+  const box = useRef<HTMLDivElement>(null);
+  const width = useWidth(box);
+  const fitting = useMemo(() => (wide ? columns : fittingColumns(columns, width)), [columns, width, wide]);
   const kept = useMemo(() => (keep && !all ? rows.filter(keep) : rows), [rows, keep, all]);
   const shown = useMemo(() => sorted(found(kept, columns, find), columns, order), [kept, find, order]);
   const hidden = rows.length - kept.length;
   return (
-    <div>
+    <div ref={box}>
       <div class="toolbar">
         <Filter name={name} label={label} value={find} />
         {tools}
@@ -47,6 +54,11 @@ export function Table<Row>({ name, label, columns, rows, sort, keep, isChosen, o
         <span class="muted small" role="status">
           {shown.length === rows.length ? `${count(rows.length)} ${label}` : `${count(shown.length)} of ${count(rows.length)} ${label}`}
         </span>
+        {(wide || fitting.length < columns.length) && (
+          <button type="button" aria-pressed={wide} onClick={() => setWide(!wide)}>
+            {wide ? "Fewer columns" : more(columns.length - fitting.length)}
+          </button>
+        )}
         {keep && (hidden > 0 || all) && (
           <button type="button" aria-pressed={all} onClick={() => setAll(!all)}>
             {all ? "Only what is chosen" : "Show all"}
@@ -54,7 +66,7 @@ export function Table<Row>({ name, label, columns, rows, sort, keep, isChosen, o
         )}
       </div>
       {shown.length ? (
-        <Rows {...{ name, label, columns, order, sort, isChosen, onChoose }} rows={shown} />
+        <Rows {...{ name, label, order, sort, isChosen, onChoose }} columns={fitting} rows={shown} />
       ) : (
         <div class="notice">
           <b>No {label} here.</b>
@@ -63,6 +75,33 @@ export function Table<Row>({ name, label, columns, rows, sort, keep, isChosen, o
       )}
     </div>
   );
+}
+
+function useWidth(box: { current: HTMLElement | null }): number {
+  const [width, setWidth] = useState(1000);
+  useLayoutEffect(() => {
+    const look = () => setWidth(box.current!.clientWidth);
+    look();
+    const watcher = new ResizeObserver(look);
+    watcher.observe(box.current!);
+    return () => watcher.disconnect();
+  }, []);
+  return width;
+}
+
+const more = (columns: number) => (columns === 1 ? "1 more column" : `${columns} more columns`);
+
+const widthOf = <Row,>(columns: readonly Column<Row>[], least: number) => columns.reduce((sum, column) => sum + (column.width ?? least), 0);
+
+/** The columns for which there is room, in their order. */
+export function fittingColumns<Row>(columns: Column<Row>[], width: number): Column<Row>[] {
+  const least = width < 560 ? LEAST_OF_PHONE : LEAST;
+  const fitting = new Set(columns);
+  for (const column of columns.filter((each) => each.spare).sort((a, b) => b.spare! - a.spare!)) {
+    if (widthOf([...fitting], least) <= width) break;
+    fitting.delete(column);
+  }
+  return columns.filter((column) => fitting.has(column));
 }
 
 function Filter({ name, label, value }: { name: string; label: string; value: string }) {
@@ -94,6 +133,12 @@ function Rows<Row>({ name, label, columns, rows, order, sort, isChosen, onChoose
     return () => watcher.disconnect();
   }, []);
   useEffect(() => setActive((at) => Math.min(at, rows.length - 1)), [rows.length]);
+  useLayoutEffect(() => {
+    const chosen = isChosen ? rows.findIndex(isChosen) : -1;
+    if (chosen < 0) return;
+    setActive(chosen);
+    box.current!.scrollTop = chosen * HEIGHT - box.current!.clientHeight / 2;
+  }, []);
   const first = Math.max(0, Math.floor(top / HEIGHT) - BEYOND);
   const last = Math.min(rows.length, Math.ceil((top + height) / HEIGHT) + BEYOND);
   const go = (event: KeyboardEvent) => {
@@ -109,7 +154,6 @@ function Rows<Row>({ name, label, columns, rows, order, sort, isChosen, onChoose
     if (at < element.scrollTop) element.scrollTop = at;
     else if (at + 2 * HEIGHT + 4 > element.scrollTop + element.clientHeight) element.scrollTop = at + 2 * HEIGHT + 4 - element.clientHeight;
   };
-  const wide = columns.reduce((sum, column) => sum + (column.width ?? 200), 0);
   return (
     <div class="table-box" ref={box} onScroll={(event) => setSight([event.currentTarget.scrollTop, event.currentTarget.clientHeight])}>
       <table
@@ -120,7 +164,7 @@ function Rows<Row>({ name, label, columns, rows, order, sort, isChosen, onChoose
         aria-activedescendant={active >= first && active < last ? `${id}-${active}` : undefined}
         tabIndex={0}
         onKeyDown={go}
-        style={{ minWidth: `${wide}px` }}
+        style={{ minWidth: `${widthOf(columns, LEAST_OF_PHONE)}px` }}
       >
         <colgroup>
           {columns.map((column) => (

@@ -1,9 +1,9 @@
 /** Drawing of the timeline on a canvas, in device pixels. */
 
-import type { Cause, Lane } from "../schema";
+import type { Cause, Lane, Values } from "../schema";
 import type { Range } from "../state";
 import { axisOf } from "./axis";
-import { type Covered, type Detail, detail, firstTouching, type Slices } from "./detail";
+import { type Covered, type Detail, detail, firstTouching, lowerBound, type Slices } from "./detail";
 import type { DrawnGap, DrawnRow, Layout, Model, Track } from "./model";
 
 export interface Colours {
@@ -137,7 +137,7 @@ export class Painter {
     this.begin(colours.soft);
     this.measure(whole);
     const gap = model.gaps[0];
-    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height);
+    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height, false);
     else {
       const busiest = model.lanes.find(({ rows }) => rows.length);
       if (busiest) this.busyStrip(busiest.rows[0]!, 0, canvas.height, this.kind(scene, "operator").colour, colours.soft, false);
@@ -264,7 +264,7 @@ export class Painter {
     this.context.putImageData(this.strip, 0, top);
   }
 
-  private gaps(scene: Scene, gap: DrawnGap, top: number, height: number): void {
+  private gaps(scene: Scene, gap: DrawnGap, top: number, height: number, isNamed = true): void {
     const { context, ratio, canvas, edges } = this;
     const { shown, model, causes, matchesCause, colours } = scene;
     const { names } = model.document;
@@ -290,7 +290,7 @@ export class Painter {
       context.globalAlpha = matchesCause && !matchesCause(cause) ? DIM : 1;
       context.fillStyle = hatched && width > 3 ? this.hatch(colour) : colour;
       context.fillRect(left, top, width, height);
-      if (width > LABELLED * ratio) this.text(label, left, top, width, height, inkOn(this.channels(colour)), hatched ? colour : "");
+      if (isNamed && width > LABELLED * ratio) this.text(label, left, top, width, height, inkOn(this.channels(colour)), hatched ? colour : "");
     }
     context.globalAlpha = 1;
   }
@@ -302,28 +302,14 @@ export class Painter {
     const scale = (height - 2 * ratio) / Math.max(values.most - least, 1e-30);
     const y = (value: number) => top + height - (value - least) * scale;
     context.fillStyle = colour;
-    if (values.low.length) {
-      const { start, end } = scene.model.range;
-      for (let x = 0; x < canvas.width; x++) {
-        const place = Math.floor(((edges[x]! - start) / (end - start)) * values.low.length);
-        const high = values.high[place];
-        if (high === undefined) continue;
-        context.globalAlpha = 0.45;
-        context.fillRect(x, y(values.low[place]!), 1, top + height - y(values.low[place]!));
-        context.globalAlpha = 1;
-        context.fillRect(x, y(high), 1, Math.max(y(values.low[place]!) - y(high), ratio));
-      }
-      return;
-    }
-    for (let at = 0; at < values.start.length; at++) {
-      const next = values.start[at + 1] ?? scene.model.document.last;
-      if (next < scene.shown.start || values.start[at]! > scene.shown.end) continue;
-      const left = Math.max(this.x(values.start[at]!, scene.shown), 0);
-      const right = Math.min(this.x(next, scene.shown), canvas.width);
+    const { low, high } = spreadOf(values, scene.model.range, scene.model.document.last, edges);
+    for (let x = 0; x < canvas.width; x++) {
+      if (Number.isNaN(low[x]!)) continue;
+      const [bottom, peak] = [y(low[x]!), y(high[x]!)];
       context.globalAlpha = 0.45;
-      context.fillRect(left, y(values.value[at]!), Math.max(right - left, 1), top + height - y(values.value[at]!));
+      context.fillRect(x, bottom, 1, top + height - bottom);
       context.globalAlpha = 1;
-      context.fillRect(left, y(values.value[at]!), Math.max(right - left, 1), ratio);
+      context.fillRect(x, peak, 1, Math.max(bottom - peak, ratio));
     }
   }
 
@@ -367,8 +353,13 @@ export class Painter {
     context.fill();
   }
 
-  private kind({ kinds }: Scene, name: string): Cause {
-    return kinds[name] ?? UNKNOWN;
+  /** A kind in the theme's light: in the dark, its colour mixed with the background. */
+  private kind({ kinds, colours }: Scene, name: string): Cause {
+    const found = kinds[name] ?? UNKNOWN;
+    const under = this.channels(colours.card);
+    if (luminance(under) > 128) return found;
+    const [red, green, blue] = mixed(this.channels(found.colour), under, 0.62);
+    return { ...found, colour: `rgb(${red} ${green} ${blue})` };
   }
 
   /** Colour of slices too narrow to be told apart, by what the lane holds. */
@@ -437,6 +428,32 @@ export class Painter {
   }
 }
 
+/** The least and the largest value in each pixel, NaN where none is known. */
+export function spreadOf(values: Values, window: Range, last: number, edges: ArrayLike<number>): { low: Float64Array; high: Float64Array } {
+  const width = edges.length - 1;
+  const low = new Float64Array(width).fill(NaN);
+  const high = new Float64Array(width).fill(NaN);
+  const widen = (x: number, least: number, most: number) => {
+    if (!(low[x]! <= least)) low[x] = least;
+    if (!(high[x]! >= most)) high[x] = most;
+  };
+  if (values.low.length) {
+    for (let x = 0; x < width; x++) {
+      const place = Math.floor(((edges[x]! - window.start) / (window.end - window.start)) * values.low.length);
+      if (values.low[place] !== undefined) widen(x, values.low[place]!, values.high[place]!);
+    }
+    return { low, high };
+  }
+  const scale = width / (edges[width]! - edges[0]!);
+  const { start, value } = values;
+  for (let at = Math.max(lowerBound(start, edges[0]!) - 1, 0); at < start.length && start[at]! < edges[width]!; at++) {
+    const from = Math.max(Math.floor((start[at]! - edges[0]!) * scale), 0);
+    const to = Math.min(Math.ceil(((start[at + 1] ?? last) - edges[0]!) * scale), width);
+    for (let x = from; x < Math.max(to, from + 1) && x < width; x++) widen(x, value[at]!, value[at]!);
+  }
+  return { low, high };
+}
+
 /** The time of each pixel that narrow gaps cover, by cause. */
 function narrowByCause(gap: DrawnGap, names: string[], edges: Float64Array, of: (cause: string) => Float64Array): void {
   const parts = new Map<number, { start: number[]; duration: number[] }>();
@@ -473,6 +490,8 @@ function channelsOf(colour: string, context: CanvasRenderingContext2D): Channels
 }
 
 /** Black or white, whichever is easier to read on this colour. */
-export function inkOn([red, green, blue]: Channels): string {
-  return 0.299 * red + 0.587 * green + 0.114 * blue > 128 ? "#111" : "#fff";
+export function inkOn(colour: Channels): string {
+  return luminance(colour) > 128 ? "#111" : "#fff";
 }
+
+const luminance = ([red, green, blue]: Channels) => 0.299 * red + 0.587 * green + 0.114 * blue;

@@ -77,10 +77,10 @@ function Names({ stretch, session }: { stretch: Stretch; session?: Session }) {
   const columns: Column<Named>[] = [
     { name: "name", title: "Name", value: ({ name }) => name, show: ({ name }) => <span class="name">{short(name, 160)}</span> },
     {
-      name: "kind", title: "Kind", value: ({ kind }) => causeOf(session, kind).label, width: 150,
+      name: "kind", title: "Kind", value: ({ kind }) => kindView(session, kind).label, width: 150,
       show: ({ kind }) => (
         <>
-          <Swatch cause={causeOf(session, kind)} /> {causeOf(session, kind).label}
+          <Swatch cause={kindView(session, kind)} /> {kindView(session, kind).label}
         </>
       ),
     },
@@ -141,8 +141,8 @@ export function SlicePanel({ of, session, onGo, onClose }: { of: Loaded<Slice>; 
         {(slice) => (
           <>
             <header>
-              <Swatch cause={causeOf(session, slice.kind)} />
-              <h2 class="place">{short(slice.name || causeOf(session, slice.kind).label, 240)}</h2>
+              <Swatch cause={kindView(session, slice.kind)} />
+              <h2 class="place">{short(slice.name || kindView(session, slice.kind).label, 240)}</h2>
               <span class="spring" />
               <button type="button" onClick={() => onGo(slice)}>
                 Zoom to it (F)
@@ -152,7 +152,7 @@ export function SlicePanel({ of, session, onGo, onClose }: { of: Loaded<Slice>; 
               </button>
             </header>
             <dl class="timeline-facts">
-              <Fact name={causeOf(session, slice.kind).label}>
+              <Fact name={kindView(session, slice.kind).label}>
                 {duration(slice.duration)} from {moment(slice.start)}
               </Fact>
               {slice.where && (
@@ -214,6 +214,9 @@ function apartFrom(slice: SlicePlace, other: SlicePlace): string {
   const by = other.start - slice.start;
   return by >= 0 ? `${duration(by)} later` : `${duration(-by)} earlier`;
 }
+
+/** Label and colour of a kind of slice. */
+const kindView = (session: Session | undefined, kind: string) => session?.kinds[kind] ?? causeOf(session, kind);
 
 /** The kind of choice that a kind of slice makes; null for those that no other view knows. */
 export function kindOf(kind: string): "operator" | "module" | "kernel" | null {

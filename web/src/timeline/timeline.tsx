@@ -57,7 +57,7 @@ export function Timeline(props: TimelineProps) {
   const view = useRef<Controller | null>(null);
   const [, redraw] = useState(0);
   const [tip, setTip] = useState<{ x: number; y: number; text: string[] } | null>(null);
-  const [arrangement, arrange] = useState<Arrangement>({ folded: EMPTY, opened: EMPTY, pinned: NOTHING, compact });
+  const [arrangement, arrange] = useState<Arrangement>({ folded: EMPTY, opened: EMPTY, pinned: NOTHING, room: compact ? (props.height ?? 280) - AXIS - 2 : null });
 
   const controller = (view.current ??= new Controller(() => redraw((n) => n + 1), setTip));
   controller.props = props;
@@ -81,7 +81,7 @@ export function Timeline(props: TimelineProps) {
 
   const layout = controller.layout;
   const model = controller.model;
-  const height = layout ? Math.min(layout.height, props.height ?? Infinity) : compact ? 120 : 300;
+  const height = layout?.height ?? (props.height ?? 300) - AXIS;
   const toggle = (id: string, folded: boolean) =>
     arrange((now) => {
       const next = { ...now, folded: new Set(now.folded), opened: new Set(now.opened) };
@@ -106,8 +106,8 @@ export function Timeline(props: TimelineProps) {
         {!compact && <canvas class="timeline-minimap" aria-hidden="true" />}
         <canvas class="timeline-axis" aria-hidden="true" />
       </div>
-      <div class="timeline-scroll" style={props.height ? { maxHeight: `${props.height}px` } : {}}>
-        <div class="timeline-body" style={{ height: `${layout?.height ?? height}px` }}>
+      <div class="timeline-scroll" style={props.height ? { maxHeight: `${props.height - AXIS - 2}px` } : {}}>
+        <div class="timeline-body" style={{ height: `${height}px` }}>
           <div class="timeline-labels">
             {layout?.headings.map((each) => (
               <div key={each.id} class="timeline-lane" style={{ top: `${each.top}px`, height: `${each.height}px` }} title={titleOf(each)}>
@@ -154,7 +154,7 @@ const titleOf = ({ label, around }: Layout["headings"][number]) => (around.lengt
 /** What happens between the pointer, the keyboard, the windows and the canvases. */
 class Controller {
   props: TimelineProps = {};
-  arrangement: Arrangement = { folded: EMPTY, opened: EMPTY, pinned: NOTHING, compact: false };
+  arrangement: Arrangement = { folded: EMPTY, opened: EMPTY, pinned: NOTHING, room: null };
   causes: Record<string, Cause> = {};
   kinds: Record<string, Cause> = {};
   layout: Layout | null = null;
@@ -168,6 +168,8 @@ class Controller {
   private axis: Painter | null = null;
   private map: Painter | null = null;
   private colours: Colours | null = null;
+  private isPainted = false;
+  private seenChosen = "";
   private frame = 0;
   private last = 0;
   private resting = 0;
@@ -207,13 +209,13 @@ class Controller {
     this.map = map && new Painter(map);
     const observer = new ResizeObserver(() => this.resized());
     observer.observe(root);
-    observer.observe(root.querySelector(".timeline-scroll")!);
+    observer.observe(this.lanes.canvas); // which a scroll bar makes narrower
     this.undo.push(() => observer.disconnect());
-    const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
-      target.addEventListener(name, handle, { passive });
-      this.undo.push(() => target.removeEventListener(name, handle));
+    const on = <Name extends keyof HTMLElementEventMap>(target: HTMLElement | Document, name: Name, handle: (event: HTMLElementEventMap[Name]) => void, passive = true) => {
+      target.addEventListener(name, handle as EventListener, { passive });
+      this.undo.push(() => target.removeEventListener(name, handle as EventListener));
     };
-    on(root, "keydown", (event) => this.key(event), false);
+    on(this.arrangement.room === null ? document : root, "keydown", (event) => this.key(event), false);
     on(root.querySelector<HTMLElement>(".timeline-scroll")!, "scroll", () => this.draw());
     on(this.lanes.canvas, "wheel", (event) => this.wheel(event), false);
     on(this.axis.canvas, "wheel", (event) => this.wheel(event, true), false);
@@ -292,9 +294,10 @@ class Controller {
 
   private resized(): void {
     if (!this.root) return;
-    const width = this.axis!.canvas.clientWidth;
+    const width = this.lanes!.canvas.clientWidth;
     if (width && width !== this.width) {
       this.width = width;
+      for (const each of [this.axis, this.map]) if (each) each.canvas.style.width = `${width}px`;
       const { start, end } = this.props;
       const begin = this.target ?? (start !== undefined && end !== undefined ? { start, end } : null);
       this.pending ??= begin;
@@ -321,7 +324,7 @@ class Controller {
   private paint(shown: Range): void {
     const model = this.windows.best(shown);
     if (!model || !this.lanes || !this.axis || !this.root) return;
-    if (this.model !== model || !this.layout || this.laidOut[0] !== this.arrangement || (this.arrangement.compact && this.laidOut[1] !== this.target)) {
+    if (this.model !== model || !this.layout || this.laidOut[0] !== this.arrangement || (this.arrangement.room !== null && this.laidOut[1] !== this.target)) {
       this.model = model;
       this.laidOut = [this.arrangement, this.target];
       const before = this.layout;
@@ -332,7 +335,10 @@ class Controller {
     const visible = Math.min(scroll.clientHeight || this.layout.height, this.layout.height);
     const { canvas } = this.lanes;
     if (canvas.style.height !== `${visible}px`) canvas.style.height = `${visible}px`;
+    this.showChosen();
     const scene = this.scene(model, shown, scroll.scrollTop);
+    if (!this.isPainted) performance.mark("timeline-painted");
+    this.isPainted = true;
     this.lanes.fit(this.width, visible);
     this.lanes.lanes(scene);
     this.axis.fit(this.width, AXIS);
@@ -531,7 +537,10 @@ class Controller {
 
   private key(event: KeyboardEvent): void {
     const { bounds } = this.windows;
-    if (event.target !== this.root || !bounds || !this.target || event.ctrlKey || event.metaKey || event.altKey) return;
+    // Where nothing has the focus, all keys but arrows are the view's.
+    const isNobodys = event.target === document.body || (event.target as Element).id === "main";
+    if (event.target !== this.root && (!isNobodys || event.key.startsWith("Arrow"))) return;
+    if (!bounds || !this.target || event.ctrlKey || event.metaKey || event.altKey) return;
     const x = this.pointer ? this.place({ clientX: this.pointer.x, clientY: this.pointer.y }).x : this.width / 2;
     const next = keyed(this.target, event.key, this.timeAt(x, this.target), bounds);
     if (next) this.aim(next);
@@ -557,6 +566,23 @@ class Controller {
       if (at >= 0) return { track, at };
     }
     return null;
+  }
+
+  /** Bring the row of a slice that was just chosen into sight. */
+  private showChosen(): void {
+    const { chosen } = this.props;
+    const key = chosen ? `${chosen.table}:${chosen.row}` : "";
+    if (key === this.seenChosen) return;
+    const found = this.chosenSlice();
+    // The lanes may not have their new height yet; then the next drawing brings it into sight.
+    if (!key || (found && this.reveal(found.track))) this.seenChosen = key;
+  }
+
+  private reveal({ top, height }: Track): boolean {
+    const scroll = this.root!.querySelector(".timeline-scroll")!;
+    if (top < scroll.scrollTop) scroll.scrollTop = top;
+    else if (top + height > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = top + height - scroll.clientHeight;
+    return top >= scroll.scrollTop - 1 && top + height <= scroll.scrollTop + scroll.clientHeight + 1;
   }
 
   private focusChosen(bounds: Range): void {
@@ -606,9 +632,7 @@ class Controller {
     const shown = this.target!;
     const length = shown.end - shown.start;
     if (end < shown.start + 0.05 * length || start > shown.end - 0.05 * length) this.aim(moved(shown, (start + end) / 2 - (shown.start + shown.end) / 2, bounds));
-    const scroll = this.root!.querySelector(".timeline-scroll")!;
-    if (track.top < scroll.scrollTop) scroll.scrollTop = track.top;
-    else if (track.top + track.height > scroll.scrollTop + scroll.clientHeight) scroll.scrollTop = track.top + track.height - scroll.clientHeight;
+    this.reveal(track);
   }
 }
 

@@ -99,7 +99,8 @@ export class Windows {
       this.keep(modelOf(document));
     } catch (error) {
       if (abort.signal.aborted) return;
-      this.error = error instanceof Error ? error.message : String(error);
+      // What is there stays; the next move asks again.
+      if (!this.models.length) this.error = error instanceof Error ? error.message : String(error);
     }
     this.asked = null;
     this.changed();

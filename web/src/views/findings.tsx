@@ -25,10 +25,14 @@ export function Findings() {
   );
 }
 
-/** What to know before believing the numbers: damage, and work that belongs to no typical step. */
+/** Rules about the recording itself: what they find makes all other numbers doubtful. */
+const OF_THE_RECORDING = new Set(["host-contention", "profiler-overhead", "trace-health"]);
+
+/** What to know before believing the numbers: damage, other programs, and work that belongs to no typical step. */
 export function Doubts({ diagnosis }: { diagnosis: Diagnosis }) {
   const { trace, steps, accounting } = diagnosis;
   const sentences = trace.warnings.map((each) => `${count(each.count)} x ${each.kind}: ${each.detail}`);
+  sentences.push(...diagnosis.findings.filter(({ rule }) => OF_THE_RECORDING.has(rule)).map(({ title }) => `${sentence(title)}.`));
   if (steps.source === "none") sentences.push("No steps were found: times are those of the whole recording.");
   if (steps.source === "inferred") sentences.push("The steps are inferred from what repeats; nothing in the recording marks them.");
   if (steps.set_apart.length) {
@@ -41,8 +45,8 @@ export function Doubts({ diagnosis }: { diagnosis: Diagnosis }) {
   if (!sentences.length) return null;
   return (
     <section class="section" aria-label="About the recording">
-      {sentences.map((sentence) => (
-        <p class="warning">{short(sentence, 600)}</p>
+      {sentences.map((each) => (
+        <p class="warning">{short(each, 600)}</p>
       ))}
     </section>
   );

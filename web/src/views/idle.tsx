@@ -6,7 +6,7 @@ import { StepBar } from "../parts/step-bar";
 import { Table, type Column } from "../parts/table";
 import { useRelated } from "../related";
 import type { CauseTime, Diagnosis, Links, Session } from "../schema";
-import { isRelated, valueOf, type Related } from "../selection";
+import { filterOf, isRelated, valueOf, type Related } from "../selection";
 import { choose, selection } from "../state";
 
 export function Idle() {
@@ -47,13 +47,13 @@ function Causes({ diagnosis, session, links, related }: { diagnosis: Diagnosis; 
   const steps = stepsOf(diagnosis);
   const columns: Column<Row>[] = [
     { name: "cause", title: "Cause", value: (row) => row.cause, width: 180, show: (row) => <CauseName session={session} cause={row.cause} /> },
-    { name: "meaning", title: "Meaning", value: (row) => causeOf(session, row.cause).meaning },
-    ...(rows.some((row) => row.trigger) ? [{ name: "trigger", title: "After", value: (row: Row) => row.trigger, width: 180, tip: "The wait that drained the queue before, which this idle time follows" }] : []),
+    { name: "meaning", spare: 5, title: "Meaning", value: (row) => causeOf(session, row.cause).meaning },
+    ...(rows.some((row) => row.trigger) ? [{ name: "trigger", spare: 3, title: "After", value: (row: Row) => row.trigger, width: 180, tip: "The wait that drained the queue before, which this idle time follows" }] : []),
     ...(diagnosis.accounting.length > 1 ? [{ name: "device", title: "Device", value: (row: Row) => row.device, width: 72 }] : []),
-    ...(steps > 1 ? [{ name: "step_ns", title: "A step", value: (row: Row) => row.ns / steps, isNumber: true, width: 92 }] : []),
+    ...(steps > 1 ? [{ name: "step_ns", spare: 1, title: "A step", value: (row: Row) => row.ns / steps, isNumber: true, width: 92 }] : []),
     { name: "share", title: "Share", value: (row) => row.share, meter: (row) => row.share / largest, isNumber: true, width: 86, tip: onDevice ? "Of the time that the steps took" : "Of the launching thread’s time" },
-    { name: "ns", title: "In all", value: (row) => row.ns, isNumber: true, width: 92 },
-    ...(top ? [{ name: "line", title: "Most at", value: (row: Row) => top.get(row.cause), width: 210 }] : []),
+    { name: "ns", spare: 2, title: "In all", value: (row) => row.ns, isNumber: true, width: 92 },
+    ...(top ? [{ name: "line", spare: 4, title: "Most at", value: (row: Row) => top.get(row.cause), width: 210 }] : []),
   ];
   return (
     <Table
@@ -62,7 +62,7 @@ function Causes({ diagnosis, session, links, related }: { diagnosis: Diagnosis; 
       rows={rows}
       columns={columns}
       sort="-ns"
-      keep={related?.cause && ((row) => isRelated(related, "cause", row.cause))}
+      keep={filterOf(related, selection.value, "cause") && ((row) => isRelated(related, "cause", row.cause))}
       isChosen={(row) => selection.value?.kind === "cause" && selection.value.value === row.cause}
       onChoose={(row) => toggle("cause", row.cause)}
     />

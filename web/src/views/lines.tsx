@@ -9,7 +9,7 @@ import { lastPart } from "../parts/finding";
 import { Table, type Column } from "../parts/table";
 import { useRelated } from "../related";
 import type { LineCost, Lines as LinesDocument, Source } from "../schema";
-import { findingValues, isRelated, lineOf, type Related } from "../selection";
+import { filterOf, findingValues, isRelated, lineOf, type Related } from "../selection";
 import { change, choose, parameter, selection } from "../state";
 import "./lines.css";
 
@@ -104,7 +104,7 @@ function SourceLines({ file, text, rows, costs, related }: { file: string; text:
       {text.split("\n").map((code, place) => {
         const value = lineOf({ file, line: place + 1 });
         const row = byLine.get(place + 1);
-        const isDim = row !== undefined && !isRelated(related, "line", value);
+        const isDim = row !== undefined && filterOf(related, selection.value, "line") !== undefined && !isRelated(related, "line", value);
         return <SourceLine {...{ line: place + 1, code, value, row, largest, steps, isDim }} findings={findings.get(value) ?? []} />;
       })}
     </div>
@@ -178,21 +178,22 @@ function LineTable({ costs, rows, related }: { costs: LinesDocument; rows: reado
   const findings = useFindingsByLine();
   const known = rows.filter((row) => row.file !== null && row.line !== null);
   const valueOfRow = (row: LineCost) => lineOf({ file: row.file ?? "", line: row.line ?? 0 });
+  const isOne = new Set(known.map((row) => row.file)).size === 1;
   const largest = Math.max(...known.map((row) => row.total_ns), 1);
-  const time = (name: "forward_ns" | "backward_ns" | "optimizer_ns" | "input_ns" | "idle_ns", title: string, tip?: string): Column<LineCost>[] =>
-    known.some((row) => row[name]) ? [{ name, title, value: (row) => (row[name] ?? 0) / steps, show: (row) => (row[name] ? duration(row[name] / steps) : ""), isNumber: true, width: 92, tip }] : [];
+  const time = (name: "forward_ns" | "backward_ns" | "optimizer_ns" | "input_ns" | "idle_ns", title: string, spare: number, tip?: string): Column<LineCost>[] =>
+    known.some((row) => row[name]) ? [{ name, title, value: (row) => (row[name] ?? 0) / steps, show: (row) => (row[name] ? duration(row[name] / steps) : ""), isNumber: true, width: 92, spare, tip }] : [];
   const columns: Column<LineCost>[] = [
-    { name: "place", title: "Line", value: (row) => `${row.file}:${row.line}`, show: (row) => <span class="name">{short(`${lastPart(row.file ?? "")}:${row.line}`, 120)}</span> },
-    { name: "function", title: "Function", value: (row) => row.function, width: 160 },
+    { name: "place", title: "Line", value: (row) => `${row.file}:${row.line}`, show: (row) => <span class="name">{isOne ? row.line : `${short(lastPart(row.file ?? ""), 24)}:${row.line}`}</span> },
+    { name: "function", spare: 7, title: "Function", value: (row) => row.function, width: 160 },
     { name: "total_ns", title: "A step", value: (row) => row.total_ns / steps, meter: (row) => row.total_ns / largest, isNumber: true, width: 92, tip: costs.basis === "device" ? "Time of the device’s work" : "Operators’ own time on the host" },
-    { name: "share", title: "Share", value: (row) => row.share, show: (row) => share(row.share), isNumber: true, width: 80 },
-    ...time("forward_ns", "Forward"),
-    ...time("backward_ns", "Backward"),
-    ...time("optimizer_ns", "Optimizer"),
-    ...time("input_ns", "Input"),
-    ...time("idle_ns", "Idle", "Time in which the device was idle while the host was here"),
-    { name: "bytes_allocated", title: "Memory", value: (row) => row.bytes_allocated / steps, show: (row) => (row.bytes_allocated ? size(row.bytes_allocated / steps) : ""), isNumber: true, width: 92 },
-    { name: "findings", title: "Findings", value: (row) => findings.get(valueOfRow(row))?.join(", "), width: 150 },
+    { name: "share", spare: 1, title: "Share", value: (row) => row.share, show: (row) => share(row.share), isNumber: true, width: 80 },
+    ...time("forward_ns", "Forward", 3),
+    ...time("backward_ns", "Backward", 3),
+    ...time("optimizer_ns", "Optimizer", 6),
+    ...time("input_ns", "Input", 6),
+    ...time("idle_ns", "Idle", 4, "Time in which the device was idle while the host was here"),
+    { name: "bytes_allocated", spare: 2, title: "Memory", value: (row) => row.bytes_allocated / steps, show: (row) => (row.bytes_allocated ? size(row.bytes_allocated / steps) : ""), isNumber: true, width: 92 },
+    { name: "findings", spare: 5, title: "Findings", value: (row) => findings.get(valueOfRow(row))?.join(", "), width: 150 },
   ];
   return (
     <Table
@@ -201,7 +202,7 @@ function LineTable({ costs, rows, related }: { costs: LinesDocument; rows: reado
       rows={known}
       columns={columns}
       sort="-total_ns"
-      keep={related?.line && ((row) => isRelated(related, "line", valueOfRow(row)))}
+      keep={filterOf(related, selection.value, "line") && ((row) => isRelated(related, "line", valueOfRow(row)))}
       isChosen={(row) => selection.value?.kind === "line" && selection.value.value === valueOfRow(row)}
       onChoose={(row) => toggle("line", valueOfRow(row))}
     />

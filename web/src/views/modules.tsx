@@ -38,7 +38,7 @@ function Tree({ document }: { document: Document }) {
       <div class="toolbar">
         <h2>Modules</h2>
         <span class="muted small">
-          {basis === "device" ? "Device time" : "Operators’ own time"}, forward and backward, {steps ? `of ${count(steps)} steps` : "of the recording"}:{" "}
+          {basis === "device" ? "Device time" : "Operators’ own time"}, forward and backward, {steps ? `of ${steps === 1 ? "1 step" : `${count(steps)} steps`}` : "of the recording"}:{" "}
           {duration(document.total_ns)}. The warmer, the more time a module takes itself.
         </span>
       </div>

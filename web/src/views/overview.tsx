@@ -1,4 +1,4 @@
-import { useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { LineLink, remedyTabs, Saving, CONFIDENCE, showFinding } from "../parts/finding";
 import { Shown, Tabs } from "../parts/controls";
 import { StepBar } from "../parts/step-bar";
@@ -49,12 +49,15 @@ function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
   const off = (step: Step) => Math.abs(step.duration_ns - steps.step_ns);
   const complete = steps.list.filter((step) => step.complete);
   const typical = complete.length ? complete.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
-  const place = typical ? { start: typical.start_ns, end: typical.start_ns + typical.duration_ns } : {};
+  const length = steps.list.length === 1 ? Math.max(steps.step_ns, steps.list[0]!.duration_ns) : typical?.duration_ns; // the device may need longer
+  const place = typical && length ? { start: typical.start_ns, end: typical.start_ns + length } : {};
   return <Timeline compact {...place} height={280} onCause={(cause) => toggle("cause", cause)} />;
 }
 
 function Cards({ findings, values, isShown }: { findings: Finding[]; values: string[]; isShown: (value: string) => boolean }) {
   const [open, setOpen] = useState<{ value: string; tab: string } | null>(null);
+  const panel = useRef<HTMLDivElement>(null);
+  useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), [open]);
   const opened = findings.find((_, place) => values[place] === open?.value);
   return (
     <section aria-label="First findings">
@@ -64,7 +67,7 @@ function Cards({ findings, values, isShown }: { findings: Finding[]; values: str
         ))}
       </div>
       {open && opened && (
-        <div class="opened" id="opened">
+        <div class="opened" id="opened" ref={panel}>
           <Tabs label="How to change it" tabs={remedyTabs(opened)} shown={open.tab} onShow={(tab) => setOpen({ ...open, tab })} />
         </div>
       )}

@@ -47,7 +47,7 @@ function Devices({ document }: { document: Document }) {
           </select>
         )}
         <span class="muted small">
-          {roof ? `Roofs of ${roof.name}. ` : "The trace does not name its device, so there are no roofs. "}
+          {points.length > 0 && roofWords(roof)}{" "}
           {points.length ? `${count(points.length)} operators with ${share(drawn)} of the device time; areas are their times.` : ""}
         </span>
       </div>
@@ -67,6 +67,11 @@ function Devices({ document }: { document: Document }) {
       />
     </div>
   );
+}
+
+function roofWords(roof: DeviceRoof | undefined): string {
+  if (!roof) return "Nothing tells what the device is, so there are no roofs.";
+  return roof.is_least ? `The trace does not name its device: the roofs are the lowest of ${roof.name}.` : `Roofs of ${roof.name}.`;
 }
 
 const isChosen = (row: RooflineRow) => selection.value?.kind === "operator" && selection.value.value === valueOf(row.operator);

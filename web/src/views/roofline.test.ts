@@ -4,7 +4,7 @@ import { axesOf, pointAt, pointsOf, roofsOf, usedRoof } from "./roofline";
 
 const row = (operator: string, device_ns: number, flops: number | null, bytes: number | null, tflop_per_s: number | null) =>
   ({ operator, device: "0", device_ns, flops, bytes, tflop_per_s }) as RooflineRow;
-const ROOF = { device: "0", name: "A100", gb_per_s: 2000, tflop_per_s: { fp32: 20, bf16: 200, fp16: 200 } };
+const ROOF = { device: "0", name: "A100", is_least: false, gb_per_s: 2000, tflop_per_s: { fp32: 20, bf16: 200, fp16: 200 } };
 
 it("draws what is known, the part with the largest time largest and below the others", () => {
   const points = pointsOf([row("small", 1, 100, 10, 1), row("mm", 100, 1000, 10, 100), row("unknown", 999, null, 10, null)], "0");

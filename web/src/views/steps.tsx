@@ -30,13 +30,14 @@ function All({ steps, session }: { steps: Step[]; session?: Session }) {
   const links = useOptional("links");
   const related = useRelated();
   const rows = useMemo(() => stepRows(steps, table, links), [steps, table, links]);
-  const within = range.value && new Set(stepsIn(range.value, steps).map((step) => step.index));
-  const isShown = (row: StepRow) => isRelated(related, "step", String(row.index)) && (!within || within.has(row.index));
+  const isOwn = selection.value?.kind === "step"; // chosen here: marked, and all others stay
+  const within = !isOwn && range.value && new Set(stepsIn(range.value, steps).map((step) => step.index));
+  const isShown = (row: StepRow) => isOwn || (isRelated(related, "step", String(row.index)) && (!within || within.has(row.index)));
   return (
     <>
       <Chart rows={rows} session={session} isShown={isShown} />
       <div class="section">
-        <StepTable rows={rows} session={session} keep={related?.step || within ? isShown : undefined} />
+        <StepTable rows={rows} session={session} keep={(related?.step && !isOwn) || within ? isShown : undefined} />
       </div>
     </>
   );
@@ -100,9 +101,9 @@ function StepTable({ rows, session, keep }: { rows: StepRow[]; session?: Session
   const largest = Math.max(...rows.map((row) => row.duration_ns), 1);
   const columns: Column<StepRow>[] = [
     { name: "index", title: "Step", value: (row) => row.index, isNumber: true, width: 80 },
-    { name: "start_ns", title: "Start", value: (row) => row.start_ns, show: (row) => moment(row.start_ns), isNumber: true, width: 130 },
+    { name: "start_ns", spare: 3, title: "Start", value: (row) => row.start_ns, show: (row) => moment(row.start_ns), isNumber: true, width: 130 },
     { name: "duration_ns", title: "Time", value: (row) => row.duration_ns, meter: (row) => row.duration_ns / largest, isNumber: true, width: 110 },
-    { name: "more_ns", title: "vs. median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
+    { name: "more_ns", spare: 1, title: "vs. median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
     ...(rows.some((row) => row.busy_share !== null) ? [busyColumn] : []),
     { name: "differs", title: "What differs", value: (row) => row.differs, show: (row) => <Differs row={row} session={session} /> },
   ];
@@ -111,6 +112,7 @@ function StepTable({ rows, session, keep }: { rows: StepRow[]; session?: Session
 
 const busyColumn: Column<StepRow> = {
   name: "busy_share",
+  spare: 2,
   title: "Busy",
   value: (row) => row.busy_share,
   show: (row) => (row.busy_share === null ? "" : share(row.busy_share)),

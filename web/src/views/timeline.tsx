@@ -1,11 +1,12 @@
 import { useEffect, useRef, useState } from "preact/hooks";
-import { fetchDocument, type Parameters } from "../data";
+import { fetchDocument, isFile, type Parameters, Unavailable } from "../data";
 import { type Loaded, useDocument } from "../document";
 import { count } from "../format";
 import { useRelated } from "../related";
 import type { Diagnosis, Documents, Places, SlicePlace } from "../schema";
 import { findingOf, isRelated, lineOf, type Related, valueOf } from "../selection";
 import { change, look, parameter, type Range, range, selection, type Selection } from "../state";
+import { placesIn, sliceIn as sliceAt, stretchIn } from "../timeline/local";
 import { chooseNamed, kindOf, SlicePanel, StretchPanel } from "../timeline/panel";
 import { Timeline } from "../timeline/timeline";
 import { toggle } from "../parts/causes";
@@ -18,16 +19,22 @@ export function TimelineView() {
   const diagnosis = useDocument("diagnosis").value;
   const related = useRelated();
   const shown = range.value;
-  const chosen = sliceIn(parameter("slice"));
+  const chosen = sliceOf(parameter("slice"));
   const marked = rangeIn(parameter("measure"));
   const slice = useLatest("slice", chosen && { ...chosen });
-  const stretch = useLatest("range", { ...(marked ?? shown ?? {}) });
+  const stretch = useLatest("stretch", { ...(marked ?? shown ?? {}) });
   const search = useSearch();
   const goTo = (place: SlicePlace) => {
     const room = Math.max(place.duration, 200) * 4;
     change({ slice: `${place.table}:${place.row}`, range: rangeText({ start: place.start - room, end: place.start + place.duration + room }) });
   };
   const facts = chosen ? slice.value : undefined;
+  useEffect(() => {
+    // A frame of the user's code chooses its line.
+    const { where, name = "", kind } = facts ?? {};
+    const isLine = where && (kind === "line" || (kind === "frame" && name.startsWith(`${where.file}(`)));
+    if (isLine) change({ choose: `line:${lineOf(where)}` }, true);
+  }, [facts]);
   return (
     <>
       <div class="toolbar">
@@ -69,24 +76,39 @@ export function TimelineView() {
   );
 }
 
-/** A document whose last value stays until there is another one; none is asked for without parameters. */
-function useLatest<Name extends "slice" | "range">(name: Name, parameters: Parameters | null): Loaded<Documents[Name]> {
+/** What a slice or a stretch of time is; the last value stays until there is another one. None without parameters. */
+function useLatest<Name extends "slice" | "stretch">(name: Name, parameters: Parameters | null): Loaded<Documents[Name]> {
   const [loaded, set] = useState<Loaded<Documents[Name]>>({});
   useEffect(() => {
     if (!parameters) return set({});
     const abort = new AbortController();
-    fetchDocument(name, parameters, abort.signal).then(
+    asked(name, parameters, abort.signal).then(
       (value) => abort.signal.aborted || set({ value }),
       (error: unknown) => abort.signal.aborted || set({ error: error instanceof Error ? error.message : String(error) }),
     );
     return () => abort.abort();
-  }, [JSON.stringify(parameters)]);
+  }, [name, JSON.stringify(parameters)]);
   return loaded;
+}
+
+/** A document of the server; in a report file, what its window of the timeline tells. */
+async function asked<Name extends "slice" | "stretch" | "places">(name: Name, parameters: Parameters, signal: AbortSignal): Promise<Documents[Name]> {
+  if (!isFile) return fetchDocument(name, parameters, signal);
+  const document = await fetchDocument("timeline", {}, signal);
+  const { start, end, table, row, text } = parameters;
+  const found =
+    name === "places"
+      ? placesIn(document, String(text))
+      : name === "slice"
+        ? sliceAt(document, String(table), Number(row))
+        : stretchIn(document, start === undefined ? null : { start: Number(start), end: Number(end) });
+  if (!found) throw new Unavailable("This report has no such slice.");
+  return found as unknown as Documents[Name];
 }
 
 const isChosen = (kind: string, name: string) => selection.value?.kind === kindOf(kind) && selection.value?.value === valueOf(name);
 
-function sliceIn(text: string | null): { table: string; row: number } | null {
+function sliceOf(text: string | null): { table: string; row: number } | null {
   const [table, row] = (text ?? "").split(":");
   return table && row ? { table, row: Number(row) } : null;
 }
@@ -151,7 +173,7 @@ function useSearch(): Search {
     abort.current?.abort();
     const own = (abort.current = new AbortController());
     try {
-      const places = await fetchDocument("search", { text, near: Math.max(Math.round(near), 0) }, own.signal);
+      const places = await asked("places", { text, near: Math.max(Math.round(near), 0) }, own.signal);
       return own.signal.aborted ? null : places;
     } catch {
       return null;

@@ -66,7 +66,7 @@ def _prepare_predict_parser(parser: CommandParser) -> None:
         "--link",
         metavar="LINK",
         help="their link: nvlink4, pcie4, ethernet-100, or a bandwidth in one direction, 12GB/s or, with the "
-        "latency of each hop, 12GB/s+5us; where several ranks were recorded, their own link",
+        "latency of each hop, 12GB/s+5us (default: their own)",
     )
     add_top_option(parser, f"devices, 0 for all ({_TOP})", _TOP)
     add_report_options(parser, json="for programs; - for standard output")
@@ -189,17 +189,31 @@ def devices_named(text: str | None) -> tuple[DevicePeaks, ...]:
 def _over_links(
     arguments: argparse.Namespace, experiment: Experiment, targets: Sequence[DevicePeaks]
 ) -> tuple[DevicePeaks, ...]:
-    """The devices of --to; with --devices, joined by the link of --link or else by the recorded device's link."""
-    from stepscope.analysis.roofline import device_peaks
-    from stepscope.machine.devices import named_device
+    """The devices of --to; with --devices, joined by the link of --link, by their own, or else by the recorded one.
+
+    Raises:
+        UsageError: a device does not have the link of --link.
+    """
+    from stepscope.predict.limits import check_link
+    from stepscope.predict.limits import link_of as own_link_of
     from stepscope.predict.scaling import over_link
 
     if arguments.devices is None:
         return tuple(targets)
-    link = link_of(arguments)
-    known = device_peaks(experiment.trace, experiment.device or "")
-    recorded = named_device(arguments.source) if arguments.source is not None else known
-    return tuple(over_link(each, link, recorded) for each in targets)
+    link, recorded = link_of(arguments), _recorded_device(arguments, experiment)
+    for each in targets or ((recorded,) if recorded is not None else ()):
+        if link is not None:
+            check_link(link, each)
+    return tuple(over_link(each, link or own_link_of(each), recorded) for each in targets)
+
+
+def _recorded_device(arguments: argparse.Namespace, experiment: Experiment) -> DevicePeaks | None:
+    from stepscope.analysis.roofline import device_peaks
+    from stepscope.machine.devices import named_device
+
+    if arguments.source is not None:
+        return named_device(arguments.source)
+    return device_peaks(experiment.trace, experiment.device or "")
 
 
 def link_of(arguments: argparse.Namespace) -> Link | None:
@@ -230,6 +244,7 @@ def _scaled_devices(
     Raises:
         UsageError: a link without devices, an unknown link, or a trace that does not say what devices exchange.
     """
+    from stepscope.predict.limits import link_of as own_link_of
     from stepscope.predict.scaling import data_parallel, exchange_of
 
     if arguments.devices is None:
@@ -243,16 +258,18 @@ def _scaled_devices(
     if targets and not known:
         why = f": {targets[0].notes[-1]}" if targets[0].notes else ""
         raise UsageError(f"none of these devices has a step time, so several of them have none either{why}")
-    used = link or exchange_of(experiment, others).link
+    recorded = _recorded_device(arguments, experiment)
+    shown = exchange_of(experiment, others).link
     numbers = tuple(dict.fromkeys(arguments.devices))
-    return [
-        ScaledDevice(
-            each.device.name if each is not None else answer.device or "",
-            used,
-            data_parallel(experiment, numbers, link, target=each, others=others),
-        )
-        for each in known or [None]
-    ]
+    scaled = []
+    for each in known or [None]:
+        device = recorded if each is None else each.device
+        is_shown = shown is not None and (each is None or (recorded is not None and each.device.name == recorded.name))
+        joined = link or (None if device is None or is_shown else own_link_of(device))
+        steps = data_parallel(experiment, numbers, joined, target=each, others=others)
+        name = each.device.name if each is not None else answer.device or ""
+        scaled.append(ScaledDevice(name, joined or shown, steps))
+    return scaled
 
 
 def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:

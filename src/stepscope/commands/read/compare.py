@@ -27,7 +27,8 @@ from stepscope.commands.shared.options import (
     suggestion,
     user_code_from,
 )
-from stepscope.commands.shared.reading import Progress, place_of, readable_traces, redacted, redactor_of
+from stepscope.commands.shared.progress import Progress
+from stepscope.commands.shared.reading import place_of, readable_traces, redacted, redactor_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
@@ -329,7 +330,7 @@ def _history(records: Sequence[RunRecord], arguments: argparse.Namespace) -> His
     source: Source | None = arguments.steps
     by_command = arguments.series == "command"
     runs = []
-    with Progress(f"{len(records)} runs") as progress:
+    with Progress(f"reading {len(records)} runs", in_bytes=False, arguments=arguments) as progress:
         for number, record in enumerate(records, 1):
             runs.append(timed_run(record, by_command=by_command))
             progress(number, len(records))

@@ -25,6 +25,7 @@ from stepscope.commands.shared.options import (
     user_code_from,
 )
 from stepscope.commands.shared.options import row_count as whole_number
+from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
     garbage_rarely_collected,
     readable_traces,
@@ -172,13 +173,15 @@ def _report(arguments: argparse.Namespace, trace: Trace, settings: dict[str, flo
     from stepscope.report.diagnosis import trace_report
     from stepscope.report.redaction import secrets_in
 
-    report = trace_report(
-        View(trace, settings, user_code_from(arguments)),
-        rules=arguments.rule,
-        top=arguments.top if arguments.top is not None else _REPORT_ROWS,
-        minimum_share=_minimum_share(arguments),
-        is_drawn=bool(arguments.html),
-    )
+    with Progress(f"analysing {trace.metadata.path}", in_bytes=False, arguments=arguments) as progress:
+        report = trace_report(
+            View(trace, settings, user_code_from(arguments)),
+            rules=arguments.rule,
+            top=arguments.top if arguments.top is not None else _REPORT_ROWS,
+            minimum_share=_minimum_share(arguments),
+            is_drawn=bool(arguments.html),
+            progress=progress,
+        )
     if arguments.redact:
         return redactor_of(arguments, *secrets_in(report.diagnosis)).redact(report)
     return replace(report, diagnosis=diffs.filled(report.diagnosis))

@@ -49,11 +49,9 @@ class OpenTrace:
 
     @cached_property
     def timeline(self) -> TimelineIndex:
-        from stepscope.analysis.step_view import StepView
         from stepscope.view.timeline import TimelineIndex
 
-        whole = self._whole
-        return TimelineIndex(self.view if whole is None else StepView(whole, user_code=self.view.user_code))
+        return TimelineIndex(self.view, self._whole)
 
     @cached_property
     def report(self) -> TraceReport:
@@ -150,7 +148,8 @@ def _source(opened: OpenTrace, options: Options) -> Any:
         raise NoDocument("the trace's lines are not of this file")
     found = source_lines(file, file, None)
     if found is None:
-        raise NoDocument(f"{file} was not found here: start stepscope view where the file is")
+        missing = f"{file} was not found here: start stepscope view where the file is"
+        return {"file": file, "text": None, "note": missing}
     place, lines = found
     caveat = note(opened.trace.metadata.origin_unix_ns, place)
     return {"file": file, "text": "\n".join(lines), "note": caveat.strip(" ()")}

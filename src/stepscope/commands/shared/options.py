@@ -269,7 +269,7 @@ def add_trace(parser: argparse.ArgumentParser, help: str = TRACE) -> None:
 
 
 def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = False) -> None:
-    """Add --window, --steps, --capture-trace, --no-cache, --limit and --verbose.
+    """Add --window, --steps, --capture-trace, --no-cache, --limit, --verbose and --quiet.
 
     Args:
         or_device: say that --window takes "device", too.
@@ -297,6 +297,7 @@ def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = Fa
         "depth, idle, memory",
     )
     group.add_argument("-v", "--verbose", action="store_true", help="show more: what the cache does, every rank")
+    group.add_argument("-q", "--quiet", action="store_true", help="show no progress")
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,6 @@ import contextlib
 import gc
 import io
 import os
-import sys
-import time
 import tokenize
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +15,9 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from stepscope.commands.shared.output import say
+from stepscope.commands.shared.progress import Progress
 from stepscope.errors import NoStepMarksError, TraceError, UsageError
-from stepscope.report.format import count, printable, share, size
+from stepscope.report.format import count
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
@@ -157,9 +156,7 @@ def _ends_with(path: str, ending: str) -> bool:
 
 _T = TypeVar("_T")
 _SECRETS: Final = "secrets_of_traces"
-_QUIET_S: Final = 1.0
 _OBJECTS_BEFORE_COLLECTION: Final = 50_000
-_REDRAW_S: Final = 0.1
 
 
 @contextlib.contextmanager
@@ -183,7 +180,7 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     path = _one_trace(path)
     steps = StepRange.parse(arguments.steps) if arguments.steps is not None else None
     window = Window.parse(arguments.window) if arguments.window is not None else None
-    with Progress(str(path)) as progress:
+    with Progress(f"reading {path}", arguments=arguments) as progress:
         opened = partial(open_trace, path, cache=None if arguments.no_cache else TraceCache(), progress=progress)
         try:
             trace = opened(window=window, steps=steps)
@@ -423,35 +420,6 @@ def _with_printable_path(trace: Trace) -> Trace:
 def encodable(text: str) -> str:
     """Escape what UTF-8 cannot encode."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-class Progress:
-    """A progress line on a terminal's standard error, shown after about a second; a context manager."""
-
-    def __init__(self, name: str) -> None:
-        self._name = printable(name)
-        self._is_seen = sys.stderr.isatty()
-        self._begun = time.monotonic()
-        self._drawn = 0.0
-
-    def __call__(self, done: int, total: int | None) -> None:
-        now = time.monotonic()
-        if not self._is_seen or now - self._begun < _QUIET_S or now - self._drawn < _REDRAW_S:
-            return
-        self._drawn = now
-        how_far = f"{share(done / total)} of {size(total)}" if total else size(done)
-        self._draw(f"reading {self._name}: {how_far}")
-
-    def _draw(self, text: str) -> None:
-        sys.stderr.write(f"\r\x1b[K{text}")
-        sys.stderr.flush()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._drawn:
-            self._draw("")
 
 
 def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths: Sequence[str] = ()) -> Redactor:

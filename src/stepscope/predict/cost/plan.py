@@ -22,7 +22,7 @@ from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.batch import recorded_batch
 from stepscope.predict.cost.energy_parts import J_PER_KWH, emitted_kg, grid_of, step_energy
 from stepscope.predict.cost.prices import Price, unpriced_devices
-from stepscope.predict.limits import Link, link_of, link_table
+from stepscope.predict.limits import Link, check_link, link_of, link_table
 from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor, predicted_steps
 from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
 from stepscope.whatif.experiment import Experiment
@@ -310,6 +310,11 @@ class _Planner:
         link = self.request.link or _link_of(price, prediction.device)
         if link is None:
             return "the link between its devices is unknown; --link names it"
+        if price.count > 1:
+            try:
+                check_link(link, self.devices[prediction.device.name])
+            except UsageError as error:
+                return str(error)
         key = (prediction.device.name, link.name, prediction.device.peer_link_bytes_s)
         if key not in self._scaled:
             self._scaled[key] = self._shared(prediction, link)

@@ -229,7 +229,7 @@ def _parsed(path: Path, data: bytes) -> Any:
     try:
         import yaml
     except ImportError as error:
-        raise UsageError(f"sweep files need PyYAML: pip install 'stepscope[tune]' ({error})") from error
+        raise UsageError(f"sweep files need PyYAML: pip install pyyaml ({error})") from error
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Loads plain values only; see the module."""

@@ -65,12 +65,12 @@ def on_the_host(loading_ms: int = 30) -> Trace:
 
 
 def slowed_loading(operators: int) -> Trace:
-    """Four steps of 12 ms, 4 of them in the loader, where recording each of so many operators takes 1 us."""
-    steps = tuple(StepFacts(index=number, duration_ns=12 * MS, thread_processor_ns=12 * MS) for number in range(4))
+    """Two steps of 12 ms, 4 of them in the loader, where recording each of so many operators takes 1 us."""
+    steps = tuple(StepFacts(index=number, duration_ns=12 * MS, thread_processor_ns=12 * MS) for number in range(2))
     program = msgspec.structs.replace(facts(processors=2), steps=steps)
     shorter = 12 * MS - operators * US
     recording = Recording(Metadata(program=program, unrecorded=UnrecordedSteps(20, shorter, 12 * MS, shorter)))
-    for number in range(4):
+    for number in range(2):
         begin = 12 * MS * number
         recording.step(begin, 12 * MS, number)
         recording.annotation(begin, 4 * MS, LOADING)

@@ -1,0 +1,247 @@
+/** All ranks of a job over its steps: where each loses time, and which one the others wait for. */
+
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { count, duration, sentence, short } from "../format";
+import { useDocument } from "../document";
+import type { Ranks as Document } from "../documents";
+import { causeOf } from "../parts/causes";
+import { Empty, Shown } from "../parts/controls";
+import { Hover, type Spot } from "../parts/hover";
+import { useWidth } from "../parts/size";
+import { Table, type Column } from "../parts/table";
+import { change, parameter } from "../state";
+import { theme } from "../theme";
+import { useSteady } from "../steady";
+import { binned, cellOf, extent, firstOf, mean } from "./heat";
+import "../parts/further.css";
+import "./ranks.css";
+
+const TALLEST = 620;
+const ROW = 22;
+const LABELS = 76;
+const WIDEST = 120; // cell
+
+export function Ranks() {
+  const ranks = useSteady("ranks", parameter("ranks-cause") ? { cause: parameter("ranks-cause")! } : {}, 0);
+  return (
+    <Shown of={ranks} height={640}>
+      {(document) => <All document={document} isOld={ranks.isOld} />}
+    </Shown>
+  );
+}
+
+/** Look at one rank: every view is then of it. */
+const openRank = (document: Document, place: number) => {
+  const { rank, path } = document.ranks[place]!;
+  change({ rank: rank === null ? path : String(rank), view: "overview", range: null, choose: null });
+};
+
+function All({ document, isOld }: { document: Document; isOld: boolean }) {
+  const session = useDocument("session").value;
+  const { ranks, steps, causes, cause, sentences } = document;
+  const word = cause ? causeOf(session, cause).label : "step";
+  const opened = parameter("rank");
+  if (!steps.length) return <Empty title="No complete steps were found.">The heat map needs steps; every rank can still be opened from the table of the trace.</Empty>;
+  return (
+    <div class="stack" aria-busy={isOld}>
+      <div class="toolbar">
+        <h2>Ranks</h2>
+        <select aria-label="Figure" value={cause} onChange={(event) => change({ "ranks-cause": event.currentTarget.value || null })}>
+          <option value="">step time</option>
+          {causes.map((each) => (
+            <option value={each}>{causeOf(session, each).label}</option>
+          ))}
+        </select>
+        <span class="muted small">
+          {count(ranks.length)} ranks, {steps.length === 1 ? "1 step" : `${count(steps.length)} steps`}. ◆ marks the rank that the others wait for in a step. Click a rank to open it.
+        </span>
+        {opened !== null && (
+          <button type="button" onClick={() => change({ rank: null })}>
+            Close rank {opened}
+          </button>
+        )}
+      </div>
+      {sentences.map((text) => (
+        <p>{sentence(text)}</p>
+      ))}
+      <Heat document={document} word={word} onOpen={(place) => openRank(document, place)} />
+      <RankTable document={document} word={word} />
+    </div>
+  );
+}
+
+interface Cell {
+  rank: number; // places
+  step: number;
+}
+
+function Heat({ document, word, onOpen }: { document: Document; word: string; onOpen: (place: number) => void }) {
+  const { ranks, steps, ns, slowest } = document;
+  const [box, width] = useWidth();
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [active, setActive] = useState<Cell | null>(null);
+  const [spot, setSpot] = useState<Spot | null>(null);
+  const height = Math.min(ranks.length * ROW, TALLEST);
+  const across = Math.max(Math.min(width - LABELS, steps.length * WIDEST), 10);
+  const cells = useMemo(() => binned(ns, height, across), [ns, height, across]);
+  const [low, high] = useMemo(() => extent(ns), [ns]);
+  const now = theme.value;
+  const words = ({ rank, step }: Cell) => {
+    const value = ns[rank]![step];
+    const text = [`${ranks[rank]!.name}, step ${steps[step]}`, `${word}: ${value == null ? "unknown" : duration(value)}`];
+    if (slowest[step] === rank) text.push("the others wait for this rank");
+    return text.join("\n");
+  };
+  useEffect(() => {
+    const frame = requestAnimationFrame(() => canvas.current && paint(canvas.current));
+    return () => cancelAnimationFrame(frame);
+  }, [cells, active, now, width, low, high]);
+
+  function paint(element: HTMLCanvasElement): void {
+    const ratio = devicePixelRatio || 1;
+    element.width = Math.round(width * ratio);
+    element.height = Math.round((height + 22) * ratio);
+    const context = element.getContext("2d");
+    if (!context) return;
+    const style = getComputedStyle(element);
+    const token = (name: string) => style.getPropertyValue(name).trim();
+    const heat = token("--heat");
+    context.scale(ratio, ratio);
+    const [wide, tall] = [across / cells.columns, height / cells.rows];
+    const gap = wide > 6 && tall > 6 ? 1 : 0;
+    for (let row = 0; row < cells.rows; row++) {
+      for (let column = 0; column < cells.columns; column++) {
+        const value = cells.value[row * cells.columns + column]!;
+        const [x, y] = [LABELS + column * wide, row * tall];
+        context.fillStyle = token("--soft");
+        context.fillRect(x, y, Math.max(wide - gap, 0.5), Math.max(tall - gap, 0.5));
+        if (Number.isNaN(value)) continue;
+        context.fillStyle = `rgb(${heat} / ${(0.04 + 0.96 * ((value - low) / (high - low || 1))).toFixed(3)})`;
+        context.fillRect(x, y, Math.max(wide - gap, 0.5), Math.max(tall - gap, 0.5));
+      }
+    }
+    context.fillStyle = token("--ink");
+    slowest.forEach((rank, step) => {
+      if (rank === null) return;
+      const x = LABELS + (cellOf(step, steps.length, cells.columns) + 0.5) * wide - gap / 2;
+      const y = (cellOf(rank, ranks.length, cells.rows) + 0.5) * tall - gap / 2;
+      const size = Math.min(Math.max(Math.min(wide, tall) / 4, 2.5), 5);
+      context.beginPath();
+      context.moveTo(x, y - size);
+      context.lineTo(x + size, y);
+      context.lineTo(x, y + size);
+      context.lineTo(x - size, y);
+      context.fill();
+    });
+    context.fillStyle = token("--muted");
+    context.font = `11px ${token("--sans")}`;
+    context.textBaseline = "middle";
+    const every = Math.max(1, Math.ceil(16 / tall));
+    for (let row = 0; row < cells.rows; row += every) {
+      const rank = ranks[firstOf(row, ranks.length, cells.rows)]!;
+      context.fillText(short(rank.name.split("/").at(-1)!, 12), 0, Math.max((row + 0.5) * tall, 6));
+    }
+    context.textBaseline = "top";
+    const apart = Math.max(1, Math.ceil(56 / wide));
+    for (let column = 0; column < cells.columns; column += apart) {
+      context.fillText(`${steps[firstOf(column, steps.length, cells.columns)]}`, LABELS + column * wide, height + 6);
+    }
+    if (active) {
+      context.strokeStyle = token("--ink");
+      context.lineWidth = 2;
+      const [x, y] = [LABELS + cellOf(active.step, steps.length, cells.columns) * wide, cellOf(active.rank, ranks.length, cells.rows) * tall];
+      context.strokeRect(x, y, Math.max(wide - gap, 3), Math.max(tall - gap, 3));
+    }
+  }
+
+  /** The cell under the pointer: of several ranks or steps in one cell, the one with the largest figure. */
+  const at = (event: MouseEvent): Cell | null => {
+    const place = canvas.current!.getBoundingClientRect();
+    const [x, y] = [event.clientX - place.left - LABELS, event.clientY - place.top];
+    if (y < 0 || y >= height || x >= across) return null;
+    const row = Math.floor((y * cells.rows) / height);
+    const column = Math.max(Math.floor((x * cells.columns) / across), 0);
+    let best: Cell | null = null;
+    for (let rank = firstOf(row, ranks.length, cells.rows); rank < ranks.length && cellOf(rank, ranks.length, cells.rows) === row; rank++) {
+      for (let step = firstOf(column, steps.length, cells.columns); step < steps.length && cellOf(step, steps.length, cells.columns) === column; step++) {
+        if (!best || (ns[rank]![step] ?? -1) > (ns[best.rank]![best.step] ?? -1)) best = { rank, step };
+      }
+    }
+    return best;
+  };
+  const key = (event: KeyboardEvent) => {
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], PageUp: [-20, 0], PageDown: [20, 0] }[event.key];
+    const here = active ?? { rank: 0, step: 0 };
+    if (event.key === "Enter" && active) onOpen(active.rank);
+    else if (move) {
+      const bounded = (value: number, most: number) => Math.min(Math.max(value, 0), most);
+      setActive(active ? { rank: bounded(here.rank + move[0]!, ranks.length - 1), step: bounded(here.step + move[1]!, steps.length - 1) } : here);
+    } else return;
+    setSpot(null);
+    event.preventDefault();
+  };
+  return (
+    <div class="heat" ref={box}>
+      <canvas
+        ref={canvas}
+        style={{ height: `${height + 22}px` }}
+        tabIndex={0}
+        role="application"
+        aria-roledescription="heat map"
+        aria-label={`${word} of ${count(ranks.length)} ranks over ${count(steps.length)} steps. Arrows move, Enter opens the rank.`}
+        onKeyDown={key}
+        onBlur={() => setActive(null)}
+        onPointerMove={(event) => {
+          const found = at(event);
+          setActive(found);
+          setSpot(found && { x: event.clientX, y: event.clientY });
+        }}
+        onPointerLeave={() => {
+          setActive(null);
+          setSpot(null);
+        }}
+        onClick={(event) => {
+          const found = at(event);
+          if (found) onOpen(found.rank);
+        }}
+      />
+      <Hover at={spot} text={active ? words(active) : ""} />
+      <p class="scale-of small muted">
+        {duration(low)} <span class="ramp" aria-hidden="true" /> {duration(high)}
+      </p>
+      <p class="hidden-text" aria-live="polite">
+        {!spot && active ? words(active).replaceAll("\n", ", ") : ""}
+      </p>
+    </div>
+  );
+}
+
+interface RankRow {
+  place: number;
+  name: string;
+  step_ns: number | null;
+  figure_ns: number | null;
+  most_ns: number | null;
+  slowest: number;
+}
+
+function RankTable({ document, word }: { document: Document; word: string }) {
+  const { ranks, ns, slowest, cause } = document;
+  const rows = useMemo(
+    () =>
+      ranks.map(({ name, step_ns }, place): RankRow => {
+        const known = ns[place]!.filter((each) => each !== null);
+        return { place, name, step_ns, figure_ns: mean(ns[place]!), most_ns: known.length ? Math.max(...known) : null, slowest: slowest.filter((each) => each === place).length };
+      }),
+    [document],
+  );
+  const most = Math.max(...rows.map((row) => row.figure_ns ?? 0), 1);
+  const columns: Column<RankRow>[] = [
+    { name: "name", title: "Rank", value: (row) => row.name },
+    { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 110 },
+    ...(cause ? [{ name: "figure_ns", title: word, value: (row: RankRow) => row.figure_ns, meter: (row: RankRow) => (row.figure_ns ?? 0) / most, isNumber: true, width: 150, tip: "Mean over the steps" }] : []),
+    { name: "most_ns", title: "At most", value: (row) => row.most_ns, isNumber: true, width: 110, tip: "In its worst step" },
+    { name: "slowest", title: "Waited for", value: (row) => row.slowest, isNumber: true, width: 120, tip: "Steps in which the others wait for this rank" },
+  ];
+  return <Table name="ranks" label="ranks" columns={columns} rows={rows} sort="place" onChoose={(row) => openRank(document, row.place)} />;
+}
