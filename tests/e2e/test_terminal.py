@@ -27,7 +27,7 @@ WORDS: dict[str, list[tuple[str, ...]]] = {
     "diagnose": [("T", "--all"), ("T", "--json", "-"), ("T", "--markdown", "-"), ("T", "--html", "-")],
     "compare": [("T", "T"), ("T", "T", "--json", "-"), ("T", "T", "--markdown", "-")],
     "whatif": [("T",), ("T", "--json", "-")],
-    "predict": [("T", "--device", "H100-SXM5-80GB")],
+    "predict": [("T", "--to", "H100-SXM")],
     "plan": [("T", "--samples", "1000", "--batch-size", "8")],
     "energy": [("T",)],
     "session": [("T",)],

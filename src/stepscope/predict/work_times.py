@@ -281,7 +281,8 @@ class _Device:
             self._answer_known(rows, ~learned, "roofline ratio", ends)
         else:  # recorded kernels tell more than two makers' datasheets, which widen the range, except in another type
             times.alternative[rows] = np.where(learned, np.nan, ends[0])
-            guessed = calls.cast.changed[place] if self._runs_kernels else np.ones(len(rows), np.bool_)
+            carries_over = self._runs_kernels and self.source.vendor in _KERNEL_MAKERS
+            guessed = calls.cast.changed[place] if carries_over else np.ones(len(rows), np.bool_)
             self._answer_known(rows, ~learned & guessed, "datasheet", ends)
         self._refuse(rows, place, after)
 

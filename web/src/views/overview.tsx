@@ -20,7 +20,7 @@ export function Overview() {
   const diagnosis = useDocument("diagnosis");
   return (
     <>
-      <p class="headline">{session.value?.headline}</p>
+      <p class="headline">{diagnosis.value?.headline}</p>
       <Shown of={diagnosis} height={640}>
         {(value) => <First diagnosis={value} session={session.value} />}
       </Shown>

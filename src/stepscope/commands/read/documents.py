@@ -86,11 +86,11 @@ def number(options: Options, name: str, *, least: int = -(2**63), most: int = 2*
     if text is None:
         return None
     try:
-        value = int(text)
-    except ValueError:
+        value = round(float(text))
+    except (ValueError, OverflowError):
         value = most + 1
     if not least <= value <= most:
-        raise UsageError(f"{name}={text[:50]} is not a whole number")
+        raise UsageError(f"{name}={text[:50]} is not a number that can be")
     return value
 
 
@@ -232,8 +232,8 @@ MAKERS: Final[dict[str, Maker]] = {
     "diagnosis": _diagnosis,
     "timeline": _timeline,
     "slice": _slice,
-    "stretch": _stretch,
-    "places": _places,
+    "range": _stretch,
+    "search": _places,
     "links": _links,
     "steps": _table(tables.STEPS),
     "idle": _table(tables.IDLE, "pieces", "group_by"),

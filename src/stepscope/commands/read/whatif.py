@@ -109,21 +109,21 @@ def _add_change_options(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from stepscope.diagnosis.view import View
     from stepscope.report.whatif import whatif_document, whatif_json
 
-    answer = _answer(arguments)
-    answer = redacted(arguments, answer, paths=[answer.measured.path])
+    view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
+    answer = redacted(arguments, answer_to(arguments, view), paths=[view.trace.metadata.path])
     top = _TOP if arguments.top is None else arguments.top
     output.write_reports(arguments, lambda: whatif_document(answer), top=top, json=lambda: whatif_json(answer))
     return 0
 
 
-def _answer(arguments: argparse.Namespace) -> Answer:
-    from stepscope.diagnosis.view import View
+def answer_to(arguments: argparse.Namespace, view: View) -> Answer:
+    """The answer to what the options ask of a trace."""
     from stepscope.whatif.answer import speed_up_curve, what_if
     from stepscope.whatif.critical_path import critical_path, slack_of_operators
 
-    view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
     experiment = view.experiment
     changes = _changes(arguments, view)
     answer, done = what_if(experiment, changes)
