@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
     from stepscope.view.timeline import TimelineIndex
+    from stepscope.whatif.answer import Tried
 
 ROWS: Final = 20
 """Operators and kernels of a diagnosis, as in the other reports."""
@@ -67,6 +68,13 @@ class OpenTrace:
         from stepscope.diagnosis.diffs import Diffs
 
         return Diffs(UserSources(Path.cwd()).read)
+
+    @cached_property
+    def tried(self) -> Tried:
+        """What earlier questions replayed."""
+        from stepscope.whatif.answer import Tried
+
+        return Tried()
 
     @cached_property
     def costs(self) -> PlaceCosts:

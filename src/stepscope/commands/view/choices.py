@@ -65,7 +65,8 @@ def _whatif(job: Job, options: Options) -> Any:
     )
     arguments = _arguments(job, whatif.COMMAND, options, known, ("graphs", "critical-path"))
     arguments.trace = "-"  # the other ranks are not replayed
-    return whatif_json(whatif.answer_to(arguments, job.opened(options).view))
+    opened = job.opened(options)
+    return whatif_json(whatif.answer_to(arguments, opened.view, opened.tried))
 
 
 def _predict(job: Job, options: Options) -> Any:
