@@ -1,4 +1,4 @@
-"""How fast the page's timeline is: until it is painted, frames while it zooms and moves, and answers to a zoom.
+"""How fast the page's timeline is: its index, until it is painted, frames while it moves, and answers to a zoom.
 
     python benchmarks/page_speed.py [--events 1000000] [FILE]
 
@@ -23,6 +23,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.long_trace import simulated, write_long_trace_of
+from stepscope import open_trace
+from stepscope.analysis.step_view import StepView
+from stepscope.view.rows import slices_in_files, slices_of
+from stepscope.view.timeline import TimelineIndex
 from tests.browser import Browser
 
 GOALS = {"painted_ms": 1000, "frame_p95_ms": 16, "answer_p95_ms": 200}
@@ -83,6 +87,25 @@ def measured(trace: Path) -> dict[str, Any]:
         server.wait()
 
 
+def indexed(file: Path) -> dict[str, float]:
+    """Milliseconds to build the index of a trace's slices, and of a window 1,500 pixels wide at nine zooms."""
+    trace = open_trace(file)
+    index = TimelineIndex(StepView(trace))
+    main = index.view.lane
+    begin = time.perf_counter()
+    slices = (slices_in_files if index.in_files else slices_of)(trace, main)
+    built = time.perf_counter() - begin
+    first, last = index.bounds
+    _ = index.window(first, last)
+    windows = []
+    for zoom in range(9):
+        start = first + (last - first) // 3
+        begin = time.perf_counter()
+        index.window(start, start + max((last - first) >> 2 * zoom, 1), 1500)
+        windows.append(time.perf_counter() - begin)
+    return {"slices": len(slices.start), "index_ms": built * 1e3, "window_ms": max(windows) * 1e3}
+
+
 def _in(browser: Browser, address: str) -> dict[str, Any]:
     browser.resize(1440, 900)
     browser.open(address)
@@ -124,7 +147,7 @@ def main() -> int:
         trace = options.file or Path(folder) / "long.json"
         if options.file is None:
             write_long_trace_of(trace, simulated(), options.events)
-        result = measured(trace)
+        result = indexed(trace) | measured(trace)
     print(json.dumps({name: round(value, 1) for name, value in result.items()}, indent=2))
     missed = [name for name, most in GOALS.items() if result[name] > most]
     if missed:

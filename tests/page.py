@@ -99,9 +99,9 @@ class Page:
 
 
 @contextlib.contextmanager
-def served(trace: str | Path) -> Iterator[str]:
+def served(*paths: str | Path) -> Iterator[str]:
     """The address that `stepscope view` printed, while it runs."""
-    command = [sys.executable, "-m", "stepscope", "view", str(trace), "--no-browser"]
+    command = [sys.executable, "-m", "stepscope", "view", *map(str, paths), "--no-browser"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment())
     assert process.stdout is not None
     try:

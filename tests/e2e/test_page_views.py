@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from stepscope.report.format import duration, size
 from tests.browser import CHROMIUM, Browser
-from tests.e2e.conftest import PER_TOKEN, run_here
+from tests.e2e.conftest import BATCHED, PER_TOKEN, run_here
 from tests.page import Page, served
+
+QUICK_MS: Final = 200.0
 
 pytestmark = [
     pytest.mark.browser,
@@ -106,3 +110,97 @@ def test_memory_shows_what_is_alive_at_a_chosen_moment(page: Page) -> None:
     page.click("[aria-label='Divide by'] button", "by line")
     page.wait("document.querySelector('.plot-legend').innerText.includes('gpt2_training.py')")
     page.assert_silent()
+
+
+def test_what_if_answers_as_the_command_does_and_quickly(page: Page) -> None:
+    answer = printed("whatif", str(PER_TOKEN), "--remove", "loop-in-step", "--scale", "aten::mm=0.5", "--json", "-")
+    page.show("What if")
+    assert "as recorded" in page.text(".headline")
+
+    # When a finding is ticked, and an operator is made faster
+    page.click(".choice input")
+    page.type(".add input", "aten::mm")
+    page.click(".add button", "Add")
+    page.wait("document.querySelector('.result').ariaBusy === 'false'")
+
+    # Then the step, both paths and the line to type are those of the command
+    assert page.parameters["remove"] == "loop-in-step"
+    assert duration(answer["together"]["step_ns"]) in page.text(".headline")
+    assert len(page.texts(".path-bar")) == 2
+    assert row(page, "together")[1] == duration(answer["together"]["step_ns"])
+    assert page.text(".result pre").endswith("--remove loop-in-step --scale aten::mm=0.5")
+    assert answer["sentences"][-1]["texts"][-1] in page.text(".result")
+
+    # When, then: a factor is dragged, each answer is there soon
+    took = page.script(
+        "(async () => { const times = []; for (let factor = 1; factor < 8; factor++) { const begin = performance.now();"
+        "await (await fetch(`api/whatif?scale=aten::mm%3D0.${factor}`)).json(); times.push(performance.now() - begin);"
+        "} return times.sort((a, b) => a - b)[3]; })()"
+    )
+    assert took < QUICK_MS
+    page.click("button", "Reset")
+    assert "remove" not in page.parameters
+    page.assert_silent()
+
+
+def test_what_lies_in_the_future_is_what_the_commands_print(page: Page) -> None:
+    predicted = printed("predict", str(PER_TOKEN), "--batch", "16", "--json", "-")
+    page.show("Predict")
+    page.script("location.hash += '&batch=16'")
+    page.wait(
+        f"document.querySelector('.answer').innerText.includes({duration(predicted['predictions'][0]['step_ns'])!r})"
+    )
+    assert [row(page, each["device"])[2] for each in predicted["predictions"]] == [
+        duration(each["step_ns"]) for each in predicted["predictions"]
+    ]
+
+    planned = printed("plan", str(PER_TOKEN), "--iterations", "4e6", "--budget", "500", "--json", "-")
+    page.script("location.hash = 'view=plan&iterations=4e6&budget=500'")
+    page.wait(f"document.body.innerText.includes({json.dumps(planned['recommendation'][0])})")
+    assert f"{len(planned['machines'])} machines" in page.text("main")
+
+    page.script("location.hash = 'view=energy&cpu-watts=100&iterations=1e6'")
+    page.wait("document.querySelector('.facts-list') !== null")
+    assert "72.1 J" in page.text(".facts-list")
+    page.assert_silent()
+
+
+def test_a_mistake_in_an_option_is_said_and_can_be_corrected(page: Page) -> None:
+    page.script("location.hash = 'view=plan&iterations=many'")
+    page.wait("document.querySelector('.failed')?.innerText.includes('not a number of iterations')")
+    page.type("input[type=text]", "1000")
+    page.wait("document.querySelector('.failed') === null")
+
+
+def test_two_recordings_are_compared_as_the_command_does(browser: Browser) -> None:
+    found = printed("compare", str(PER_TOKEN), str(BATCHED), "--json", "-")["comparisons"][0]
+    with served(PER_TOKEN, BATCHED) as address:
+        page = Page(browser, address)
+        page.show("Compare")
+        assert page.text(".verdict") == found["sentences"][0]
+        widths = page.script("[...document.querySelectorAll('.two-step .cause-bar')].map(each => each.clientWidth)")
+        steps = [found[side]["step_ns"] for side in ("before", "after")]
+        assert widths[1] / widths[0] == pytest.approx(steps[1] / steps[0], abs=0.01)
+        page.click("[role=tab]", "operators")
+        largest = max(found["operators"], key=lambda each: abs(each["difference_ns"]))
+        assert duration(abs(largest["difference_ns"])) in page.text("tbody")
+        page.assert_silent()
+
+
+def test_ranks_stand_beside_each_other_and_open(browser: Browser) -> None:
+    folder = os.environ.get("STEPSCOPE_TRACES")
+    if not folder:
+        pytest.skip("STEPSCOPE_TRACES is not set")
+    with served(Path(folder) / "second" / "v100_dlrm_8_ranks") as address:
+        page = Page(browser, address)
+        page.show("Ranks")
+        assert len(page.texts("tbody tr:not(.space)")) == 8
+
+        # When the second rank is opened by keyboard
+        page.script("document.querySelector('.heat canvas').focus()")
+        page.key("ArrowDown", "ArrowDown", "Enter")
+
+        # Then every view is of it
+        assert page.parameters["rank"] == "1"
+        page.wait("document.querySelector('.headline')?.innerText.includes('a step takes')")
+        page.assert_silent()

@@ -27,7 +27,7 @@ WORDS: dict[str, list[tuple[str, ...]]] = {
     "diagnose": [("T", "--all"), ("T", "--json", "-"), ("T", "--markdown", "-"), ("T", "--html", "-")],
     "compare": [("T", "T"), ("T", "T", "--json", "-"), ("T", "T", "--markdown", "-")],
     "whatif": [("T",), ("T", "--json", "-")],
-    "predict": [("T", "--device", "H100-SXM5-80GB")],
+    "predict": [("T", "--to", "H100-SXM")],
     "plan": [("T", "--samples", "1000", "--batch-size", "8")],
     "energy": [("T",)],
     "session": [("T",)],
@@ -46,9 +46,9 @@ WORDS: dict[str, list[tuple[str, ...]]] = {
 """Every command that reads a trace, as it prints."""
 OTHERS = {
     *("run", "bench", "tune", "sweep", "prices", "runs", "history", "attach", "telemetry", "environment", "devices"),
-    *("rules", "explain", "cache"),
+    *("rules", "explain", "cache", "view", "doctor", "completion"),
 }
-"""Those that read none: what they print are stepscope's own words, or what the user called a run."""
+"""Those that print none of a trace: only stepscope's own words, or what the user called a run."""
 
 
 @pytest.fixture(scope="module")

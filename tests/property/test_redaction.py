@@ -43,7 +43,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("compare", "TRACE", "TRACE2", "--json", "OUT/c.json", "--markdown", "OUT/c.md", "--html", "OUT/c.html"),
     ("compare", "TRACE", "TRACE2"),
     ("whatif", "TRACE", "--json", "OUT/w.json"),
-    ("predict", "TRACE", "--device", "H100-SXM5-80GB", "--json", "OUT/p.json"),
+    ("predict", "TRACE", "--to", "H100-SXM", "--json", "OUT/p.json"),
     ("energy", "TRACE", "--json", "OUT/e.json"),
     ("operators", "TRACE", "--format", "csv"),
     ("operators", "TRACE"),

@@ -247,3 +247,35 @@ def test_long_names_have_the_value_that_the_page_gives_them() -> None:
     # The values are those of valueOf in web/src/selection.ts.
     assert value_of("x" * 400) == "x" * 400
     assert value_of("é😀x" * 150) == "é😀x" * 25 + "…c7hlgd"
+
+
+def test_where_a_part_is_analysed_the_whole_is_drawn_from_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a trace of which the second half is analysed
+    monkeypatch.setattr(timeline, "MOST_IN_MEMORY", 0)
+    times = {
+        "start_ns": [0, 100],
+        "duration_ns": [50, 60],
+        "lane": [0, 0],
+        "kind": ["compute"] * 2,
+        "device": ["0"] * 2,
+    }
+    lanes = pl.DataFrame({"lane": [0], "kind": ["queue"], "name": ["stream 7"], "device": ["0"]})
+    work = pl.DataFrame({**times, "name": ["gemm", "softmax"]})
+    whole = Trace.from_tables({"lanes": lanes, "device_work": work})
+    part = Trace.from_tables({"lanes": lanes, "device_work": work[1:]})
+    index = TimelineIndex(StepView(part), whole)
+
+    # When
+    document = index.window(mark="kernel:gemm\nline:train.py:3")
+    found = stretch(index, 25, 130)
+
+    # Then
+    assert index.is_partial
+    assert [row["start"] for row in document["lanes"][0]["rows"]] == [[0, 100]]
+    assert document["lanes"][0]["rows"][0]["marked"] == [1, 0]
+    assert {each["name"]: (each["ns"], each["self_ns"]) for each in found["slices"]} == {
+        "gemm": (25, None),
+        "softmax": (30, None),
+    }
+    assert slice_of(index, "device_work", 1)["name"] == "softmax"
+    assert [each["start"] for each in places_of(index, "gemm")["places"]] == [0]

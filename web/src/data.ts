@@ -1,6 +1,7 @@
 /** Where documents come from: the server that stepscope view started, or the report file itself. */
 
 import type { Documents } from "./schema";
+import { parameter } from "./state";
 
 export type Parameters = Record<string, string | number>;
 
@@ -8,13 +9,19 @@ const embedded = readEmbedded();
 
 export const isFile = embedded !== null;
 
+/** The rank and the run that the address chooses; "runs" and "ranks" are about all of them. */
+export function scope(name: string): Parameters {
+  const chosen = name === "runs" ? [] : name === "ranks" ? ["run"] : ["run", "rank"];
+  return Object.fromEntries(chosen.flatMap((each) => (parameter(each) === null ? [] : [[each, parameter(each)!]])));
+}
+
 /** A document by its name; the server and the report file answer with the same schema. */
 export async function fetchDocument<Name extends string & keyof Documents>(
   name: Name,
   parameters: Parameters = {},
   signal?: AbortSignal,
 ): Promise<Documents[Name]> {
-  const query = new URLSearchParams(Object.entries(parameters).map(([key, value]) => [key, String(value)]));
+  const query = new URLSearchParams(Object.entries({ ...scope(name), ...parameters }).map(([key, value]) => [key, String(value)]));
   query.sort();
   const address = query.size ? `${name}?${query}` : name;
   if (embedded !== null) {

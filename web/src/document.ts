@@ -1,7 +1,7 @@
 /** A document as state of a component: absent while it loads, then its value or why there is none. */
 
 import { useEffect, useState } from "preact/hooks";
-import { fetchDocument, type Parameters } from "./data";
+import { fetchDocument, scope, type Parameters } from "./data";
 import type { Documents } from "./schema";
 
 export interface Loaded<Value> {
@@ -18,7 +18,7 @@ const NOTHING: Loaded<unknown> = {};
 
 /** What was loaded once is there at once; `isKept` is false for what is large or changes. Without a name, nothing is loaded. */
 export function useDocument<Wanted extends Name>(name: Wanted | null, parameters: Parameters = {}, isKept = name !== "timeline"): Loaded<Documents[Wanted]> {
-  const key = `${name}?${JSON.stringify(parameters)}`;
+  const key = `${name}?${JSON.stringify({ ...scope(name ?? ""), ...parameters })}`;
   const [loaded, set] = useState({ key, state: kept.get(key) ?? NOTHING });
   useEffect(() => {
     if (name === null) return;

@@ -14,7 +14,7 @@ export interface Session {
   kind: "trace" | "run" | "ranks" | "runs";
   version: string;
   documents: string[]; // names of the documents that can be had
-  headline: string; // one sentence: what a step takes, busy, idle, why
+  others: string[]; // names of what it can be compared with
   causes: Record<string, Cause>; // palette of idle causes and host activities
   kinds: Record<string, Cause>; // palette of device work and slices
 }
@@ -189,6 +189,7 @@ export interface NotAnswered {
 }
 
 export interface Diagnosis {
+  headline: string; // one sentence: what a step takes, busy, idle, why
   trace: {
     path: string;
     format: string;

@@ -19,7 +19,7 @@ from typing import Final
 from stepscope.commands import installation, machine
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
-from stepscope.commands.read import compare, costs, diagnose, export, tables, view, whatif
+from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
 from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
@@ -32,6 +32,7 @@ from stepscope.commands.shared.output import (
     width,
 )
 from stepscope.commands.shared.reading import redacted_sentence
+from stepscope.commands.view import command as view
 from stepscope.errors import StepscopeError
 from stepscope.threads import ENDING, handled, leave
 

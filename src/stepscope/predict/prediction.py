@@ -287,8 +287,9 @@ class StepPredictor:
             low_factor, high_factor = _quantiles(factors[0][known], weights)
             for factor, value in zip(factors, (mean, min(low_factor, mean), max(high_factor, mean)), strict=True):
                 factor[unknown] = value
-            part = f"{self._share_of(unknown):.0%}"
-            notes = (f"{part} of the device's time is of unknown kind: it changes like the rest, with a wider band",)
+            part = self._share_of(unknown)
+            note = f"{part:.0%} of the device's time is of unknown kind: it changes like the rest, with a wider band"
+            notes = (note,) if part >= _WORTH_SAYING else ()
         return (factors[0], factors[1], factors[2]), notes
 
     def _share_of(self, rows: npt.NDArray[np.bool_]) -> float:

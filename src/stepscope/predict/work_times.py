@@ -109,6 +109,7 @@ IMPLAUSIBLE: Final = 20.0
 shapes say. Between the T4 and the H200, seven years apart, memory bandwidth and peak FP16 arithmetic differ 15
 times.
 """
+_WORTH_SAYING: Final = 0.01  # share of device work that deserves a note
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
 
@@ -281,7 +282,8 @@ class _Device:
             self._answer_known(rows, ~learned, "roofline ratio", ends)
         else:  # recorded kernels tell more than two makers' datasheets, which widen the range, except in another type
             times.alternative[rows] = np.where(learned, np.nan, ends[0])
-            guessed = calls.cast.changed[place] if self._runs_kernels else np.ones(len(rows), np.bool_)
+            carries_over = self._runs_kernels and self.source.vendor in _KERNEL_MAKERS
+            guessed = calls.cast.changed[place] if carries_over else np.ones(len(rows), np.bool_)
             self._answer_known(rows, ~learned & guessed, "datasheet", ends)
         self._refuse(rows, place, after)
 
@@ -353,9 +355,12 @@ class _Device:
         if self.source is None or not rows.size:
             return
         if not self._runs_kernels:
-            self.times.note(
-                f"{self.target.name} runs no CUDA or ROCm kernels: those known only by their launch have no time"
-            )
+            part = self.times.measured[rows].sum() / max(self.times.measured.sum(), 1.0)
+            if part >= _WORTH_SAYING:
+                self.times.note(
+                    f"{part:.0%} of the device's work is known by the launch alone, and has no time there: "
+                    f"{self.target.name} runs no CUDA or ROCm kernels"
+                )
             return
         work, traffic = self.calls.trace.device_work[rows], (1.0, 1.0)
         if self.precision is not None:

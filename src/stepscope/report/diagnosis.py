@@ -556,6 +556,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
     """The report of one trace without its drawings."""
     diagnosis = report.diagnosis
     return stamped(
+        headline=headline(diagnosis),
         trace=_trace_json(diagnosis),
         devices=diagnosis.devices,
         summary=_summary_json(diagnosis),

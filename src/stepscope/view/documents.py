@@ -1,4 +1,4 @@
-"""Documents of the page, each made when it is first asked for, once, by one thread that all requests share."""
+"""Documents of the page, each made when it is first asked for, once, by a thread that all requests share."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stepscope.report.document import compact_json
 
 Options: TypeAlias = Mapping[str, str]
 """What the address of a document adds to its name, such as {"rank": "3"}."""
+Asked: TypeAlias = "SimpleQueue[tuple[str, str, dict[str, str]]]"
 Make: TypeAlias = Callable[[str, Options], Any]
 """Makes a document of a name; raises `NoDocument` where there is none."""
 
@@ -22,6 +23,8 @@ MOST_BYTES: Final = 256 << 20
 """Of all kept answers together."""
 CHANGING: Final = ("timeline", "whatif", "runs", "progress")
 """Documents that are not kept: those of many windows or choices, and those that change."""
+LONG: Final = ("ranks", "compare")
+"""Documents that read other traces, by a thread of their own so that the others do not wait."""
 
 
 class NoDocument(StepscopeError):
@@ -42,7 +45,7 @@ class Documents:
     """Answers requests for documents in order; two for the same document share one answer.
 
     Args:
-        make: makes a document; called by one thread only.
+        make: makes a document; called by one thread for those of LONG, and by one for all others.
         report: keeps a report of a bug and returns the sentence about it.
     """
 
@@ -51,9 +54,9 @@ class Documents:
         self._kept: OrderedDict[str, Answer] = OrderedDict()
         self._coming: dict[str, Future[Answer]] = {}
         self._lock = threading.Lock()
-        self._asked: SimpleQueue[tuple[str, str, dict[str, str]]] = SimpleQueue()
-        # A daemon, so that the server ends at once whatever is being computed.
-        threading.Thread(target=self._work, name="documents", daemon=True).start()
+        self._asked: tuple[Asked, Asked] = (SimpleQueue(), SimpleQueue())
+        for asked in self._asked:  # daemons, so that the server ends at once whatever is being computed
+            threading.Thread(target=self._work, args=(asked,), name="documents", daemon=True).start()
 
     def ask(self, name: str, options: Options) -> Future[Answer]:
         """The document, at once if it is kept."""
@@ -66,12 +69,12 @@ class Documents:
                 return known
             if key not in self._coming:
                 self._coming[key] = Future()
-                self._asked.put((key, name, dict(options)))
+                self._asked[name in LONG].put((key, name, dict(options)))
             return self._coming[key]
 
-    def _work(self) -> None:
+    def _work(self, asked: Asked) -> None:
         while True:
-            key, name, options = self._asked.get()
+            key, name, options = asked.get()
             answer = self._answer(name, options)
             with self._lock:
                 if answer.status == 200 and name not in CHANGING:

@@ -29,7 +29,7 @@ from stepscope.trace import Trace, Window
 
 Json: TypeAlias = dict[str, Any]
 
-_BANDS: Final = 12
+_BANDS: Final = 8
 """Most lines in a picture of memory; the smallest are one band."""
 _ALIVE: Final = 500
 """Most blocks of one moment; the smallest are left out."""

@@ -159,7 +159,8 @@ class Tried:
     """What is known of one experiment, so that a further question replays only what is new.
 
     Attributes:
-        changes, alone: changes and their results by the options that asked for them.
+        changes: by the cause or rule that is removed.
+        alone: results of single changes by the options that asked for them.
     """
 
     measured: AsMeasured | None = None

@@ -120,7 +120,7 @@ def test_what_a_device_cannot_run_is_named() -> None:
     launched.launched(10, 200, 502_000, "triton_poi_fused_add_0", 1)
     on_tpu = work_times(launched.trace(), named_device("TPU v5e"))
     assert on_tpu.basis.tolist() == ["unknown"]
-    assert on_tpu.notes == ("TPU v5e runs no CUDA or ROCm kernels: those known only by their launch have no time",)
+    assert "TPU v5e runs no CUDA or ROCm kernels" in on_tpu.notes[0]
     eight_bit = Recording(Metadata(devices=(Device("0", "NVIDIA H100 80GB HBM3"),)))
     eight_bit.launched(10, 200, 502_000, "nvjet_qqtst_128x128_e4m3_gemm", 1)
     on_a100 = work_times(eight_bit.trace(), named_device("A100-SXM4-80GB"))

@@ -13,6 +13,7 @@ from tests.unit.rendered import json_of, json_report
 EMPTY_REPORT = {
     "schema": 1,
     "stepscope": stepscope.__version__,
+    "headline": "No device was recorded; 0 ns recorded, without steps.",
     "trace": {
         "path": "",
         "format": "",
@@ -57,6 +58,8 @@ EMPTY_REPORT = {
 FULL_REPORT = {
     "schema": 1,
     "stepscope": stepscope.__version__,
+    "headline": "Rank 3, device 0 (NVIDIA H100): a step takes 100.0 ms (median of 10, mean 120.3 ms, "
+    "annotated), busy 52.8 %, idle 47.2 %; biggest cause: the host was loading data (33.2 %).",
     "trace": {
         "path": "/home/jane doe/runs/trace.json",
         "format": "kineto",

@@ -22,7 +22,7 @@ export interface PlotProps {
   label: string;
   data: uPlot.AlignedData;
   series: Series[]; // those drawn first lie below
-  showX: (x: number) => string;
+  showX: (x: number, step: number) => string; // `step` is the distance of the axis's marks
   showY: (y: number) => string;
   height?: number;
   from?: number; // least of the y axis, at most
@@ -134,7 +134,7 @@ function options(
       },
     },
     axes: [
-      { ...axis, values: (_, splits) => splits.map(showX), size: 26, space: 90 },
+      { ...axis, values: (_, splits) => splits.map((x) => showX(x, (splits[1] ?? x) - (splits[0] ?? 0))), size: 26, space: 90 },
       {
         ...axis,
         splits: (_plot, _axis, min, max) => {
@@ -246,6 +246,14 @@ function mark(self: uPlot, { marks = [], ticks = [], picked = null }: PlotProps,
   }
   if (picked !== null) line(picked, bbox.height, token("--ink"), 2);
   ctx.restore();
+}
+
+/** Nanoseconds at an axis whose marks are `step` apart: as many digits as tell them apart, such as "1.25 ms". */
+export function timeMark(ns: number, step: number): string {
+  if (!ns) return "0";
+  const [unit, word] = ([[1e9, "s"], [1e6, "ms"], [1e3, "us"]] as const).find(([each]) => Math.abs(ns) >= each) ?? [1, "ns"];
+  const digits = step > 0 ? Math.min(Math.max(Math.ceil(1 - Math.log10(step / unit)), 0), 6) : 0; // two of the step
+  return `${Number((ns / unit).toFixed(digits))} ${word}`;
 }
 
 /** The next larger round step: 1, 2 or 5 times a power of ten; for bytes, a power of two. */

@@ -68,10 +68,13 @@ export function Navigation({ views, shown }: { views: View[]; shown?: View }) {
   useEffect(() => here.current?.scrollIntoView({ block: "nearest", inline: "nearest" }), [shown?.name]);
   return (
     <nav class="views" aria-label="Views">
-      {views.map((each) => (
-        <a href={href({ view: each.name })} ref={each === shown ? here : undefined} aria-current={each === shown ? "page" : undefined}>
-          {each.title}
-        </a>
+      {views.map((each, place) => (
+        <>
+          {each.group && each.group !== views[place - 1]?.group && <h2>{each.group}</h2>}
+          <a href={href({ view: each.name })} ref={each === shown ? here : undefined} aria-current={each === shown ? "page" : undefined}>
+            {each.title}
+          </a>
+        </>
       ))}
     </nav>
   );

@@ -58,6 +58,7 @@ export class Painter {
   private readonly widths = new Map<string, number>();
   private readonly rgb = new Map<string, Channels>();
   private strip: ImageData | null = null;
+  private kept: { of: unknown[]; image: HTMLCanvasElement } | null = null; // the whole recording, for the minimap
   private ratio = 1;
   private edges = new Float64Array(0);
 
@@ -134,13 +135,19 @@ export class Painter {
   minimap(scene: Scene, whole: Range): void {
     const { context, canvas, ratio } = this;
     const { model, colours, shown } = scene;
-    this.begin(colours.soft);
-    this.measure(whole);
-    const gap = model.gaps[0];
-    if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height, false);
-    else {
+    // It stays the same while the window moves over it.
+    const of = [model, colours, scene.causes, canvas.width, canvas.height];
+    if (!this.kept || this.kept.of.some((each, at) => each !== of[at])) {
+      this.begin(colours.soft);
+      this.measure(whole);
+      const gap = model.gaps[0];
       const busiest = model.lanes.find(({ rows }) => rows.length);
-      if (busiest) this.busyStrip(busiest.rows[0]!, 0, canvas.height, this.kind(scene, "operator").colour, colours.soft, false);
+      if (gap) this.gaps({ ...scene, shown: whole, matchesCause: null }, gap, 0, canvas.height, false);
+      else if (busiest) this.busyStrip(busiest.rows[0]!, 0, canvas.height, this.kind(scene, "operator").colour, colours.soft, false);
+      this.kept = { of, image: copyOf(canvas) };
+    } else {
+      context.globalAlpha = 1;
+      context.drawImage(this.kept.image, 0, 0);
     }
     context.globalAlpha = 0.55;
     context.fillStyle = colours.card;
@@ -376,7 +383,7 @@ export class Painter {
     const whole = this.textWidth(text);
     let shownText = text;
     if (whole > room) {
-      const fits = Math.floor((text.length * room) / whole) - 1;
+      const fits = Math.floor((text.length * room) / whole) - 2;
       if (fits < 2) return;
       shownText = `${text.slice(0, fits)}…`;
     }
@@ -467,6 +474,14 @@ function narrowByCause(gap: DrawnGap, names: string[], edges: Float64Array, of: 
     const sums = busy && of(names[cause]!);
     if (sums && busy) for (let x = 0; x < sums.length; x++) sums[x]! += busy[x]!;
   }
+}
+
+function copyOf(canvas: HTMLCanvasElement): HTMLCanvasElement {
+  const copy = document.createElement("canvas");
+  copy.width = canvas.width;
+  copy.height = canvas.height;
+  copy.getContext("2d")!.drawImage(canvas, 0, 0);
+  return copy;
 }
 
 type Channels = [number, number, number];

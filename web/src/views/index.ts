@@ -26,6 +26,7 @@ import { WhatIf } from "./whatif";
 export interface View {
   name: string; // in the address
   title: string;
+  group?: string; // heading above its tabs
   needs: string[]; // documents
   key: string; // pressed after g, it opens the view
   Component: ComponentType;
@@ -33,24 +34,24 @@ export interface View {
 
 export const VIEWS: View[] = [
   { name: "overview", title: "Overview", needs: ["diagnosis"], key: "o", Component: Overview },
+  { name: "runs", title: "Runs", needs: ["runs"], key: "z", Component: Runs },
   { name: "ranks", title: "Ranks", needs: ["ranks"], key: "x", Component: Ranks },
   { name: "timeline", title: "Timeline", needs: ["timeline"], key: "t", Component: TimelineView },
   { name: "findings", title: "Findings", needs: ["diagnosis"], key: "f", Component: Findings },
-  { name: "steps", title: "Steps", needs: ["diagnosis"], key: "s", Component: Steps },
-  { name: "idle", title: "Idle", needs: ["diagnosis"], key: "i", Component: Idle },
-  { name: "operators", title: "Operators", needs: ["operators"], key: "a", Component: Operators },
-  { name: "kernels", title: "Kernels", needs: ["kernels"], key: "k", Component: Kernels },
-  { name: "lines", title: "Lines", needs: ["lines"], key: "l", Component: Lines },
-  { name: "whatif", title: "What if", needs: ["whatif", "diagnosis"], key: "w", Component: WhatIf },
-  { name: "modules", title: "Modules", needs: ["modules"], key: "m", Component: Modules },
-  { name: "flame", title: "Flame graph", needs: ["flame"], key: "g", Component: FlameGraph },
-  { name: "memory", title: "Memory", needs: ["memory", "memory-levels"], key: "y", Component: Memory },
-  { name: "roofline", title: "Roofline", needs: ["roofline"], key: "r", Component: Roofline },
-  { name: "input", title: "Input", needs: ["input", "loading"], key: "n", Component: Input },
-  { name: "telemetry", title: "Telemetry", needs: ["telemetry"], key: "e", Component: Telemetry },
-  { name: "compare", title: "Compare", needs: ["compare"], key: "c", Component: Compare },
-  { name: "predict", title: "Predict", needs: ["predict"], key: "p", Component: Predict },
-  { name: "plan", title: "Plan", needs: ["plan"], key: "b", Component: Plan },
-  { name: "energy", title: "Energy", needs: ["energy"], key: "j", Component: Energy },
-  { name: "runs", title: "Runs", needs: ["runs"], key: "z", Component: Runs },
+  { name: "steps", title: "Steps", group: "Time", needs: ["diagnosis"], key: "s", Component: Steps },
+  { name: "idle", title: "Idle", group: "Time", needs: ["diagnosis"], key: "i", Component: Idle },
+  { name: "operators", title: "Operators", group: "Time", needs: ["operators"], key: "a", Component: Operators },
+  { name: "kernels", title: "Kernels", group: "Time", needs: ["kernels"], key: "k", Component: Kernels },
+  { name: "lines", title: "Lines", group: "Time", needs: ["lines"], key: "l", Component: Lines },
+  { name: "modules", title: "Modules", group: "Time", needs: ["modules"], key: "m", Component: Modules },
+  { name: "flame", title: "Flame graph", group: "Time", needs: ["flame"], key: "g", Component: FlameGraph },
+  { name: "roofline", title: "Roofline", group: "Time", needs: ["roofline"], key: "r", Component: Roofline },
+  { name: "input", title: "Input", group: "Time", needs: ["input", "loading"], key: "n", Component: Input },
+  { name: "memory", title: "Memory", group: "State", needs: ["memory", "memory-levels"], key: "y", Component: Memory },
+  { name: "telemetry", title: "Telemetry", group: "State", needs: ["telemetry"], key: "e", Component: Telemetry },
+  { name: "whatif", title: "What if", group: "Ask", needs: ["whatif", "diagnosis"], key: "w", Component: WhatIf },
+  { name: "compare", title: "Compare", group: "Ask", needs: ["compare"], key: "c", Component: Compare },
+  { name: "predict", title: "Predict", group: "Ask", needs: ["predict"], key: "p", Component: Predict },
+  { name: "plan", title: "Plan", group: "Ask", needs: ["plan"], key: "b", Component: Plan },
+  { name: "energy", title: "Energy", group: "Ask", needs: ["energy"], key: "j", Component: Energy },
 ];

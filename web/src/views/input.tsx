@@ -6,7 +6,7 @@ import { useDocument } from "../document";
 import type { InputFunction, Loading } from "../documents";
 import { toggle } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
-import { Plot } from "../parts/plot";
+import { Plot, timeMark } from "../parts/plot";
 import { Table, type Column } from "../parts/table";
 import { lineOf } from "../selection";
 import { look, selection, show } from "../state";
@@ -79,7 +79,7 @@ function Requests({ loading }: { loading: Loading }) {
         label={`Wait for each of ${count(loading.calls)} batches`}
         data={data}
         series={series}
-        showX={duration}
+        showX={timeMark}
         showY={duration}
         from={0}
         height={160}

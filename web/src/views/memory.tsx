@@ -2,12 +2,12 @@
 
 import { useMemo, useState } from "preact/hooks";
 import type uPlot from "uplot";
-import { count, duration, moment, short, size } from "../format";
+import { count, moment, short, size } from "../format";
 import { useDocument } from "../document";
 import type { AliveBlock, DeviceMemory, MemoryLevels } from "../documents";
 import { toggle } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
-import { Plot, type Series } from "../parts/plot";
+import { Plot, timeMark, type Series } from "../parts/plot";
 import { Table, type Column } from "../parts/table";
 import { lineOf, valueOf } from "../selection";
 import { change, parameter, selection } from "../state";
@@ -106,7 +106,7 @@ function Levels({ levels, memory }: { levels: MemoryLevels; memory: DeviceMemory
         label={`${deviceName(memory)} over time, at most ${size(levels.peak_bytes)} at ${moment(levels.peak_ns)}`}
         data={data}
         series={series}
-        showX={(x) => duration(x)}
+        showX={timeMark}
         showY={size}
         from={0}
         base={2}

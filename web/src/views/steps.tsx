@@ -53,6 +53,7 @@ const isChosenStep = (row: StepRow) => selection.value?.kind === "step" && selec
 
 function Chart({ rows, session, isShown }: { rows: StepRow[]; session?: Session; isShown: (row: StepRow) => boolean }) {
   const shown = bars(rows, BARS);
+  const reached = Math.max(0, shown.findIndex(isChosenStep)); // by the tab key
   const largest = Math.max(...rows.map((row) => row.duration_ns), 1);
   const middle = median(rows.filter((row) => row.complete).map((row) => row.duration_ns));
   return (
@@ -64,11 +65,12 @@ function Chart({ rows, session, isShown }: { rows: StepRow[]; session?: Session;
           {shown.length < rows.length && `; ${count(shown.length)} bars for ${count(rows.length)} steps, each its slowest`}
         </span>
       </div>
-      <div class="steps-chart" role="group" aria-label="Steps">
+      <div class="steps-chart" role="group" aria-label="Steps" onKeyDown={neighbour}>
         <div class="median" style={{ bottom: `${(100 * middle) / largest}%` }} />
-        {shown.map((row) => (
+        {shown.map((row, place) => (
           <button
             type="button"
+            tabIndex={place === reached ? 0 : -1}
             class={isShown(row) ? undefined : "dim"}
             aria-pressed={isChosenStep(row)}
             aria-label={`Step ${row.index}: ${duration(row.duration_ns)}`}
@@ -84,6 +86,15 @@ function Chart({ rows, session, isShown }: { rows: StepRow[]; session?: Session;
       </div>
     </section>
   );
+}
+
+/** Arrows move along the bars, of which the tab key reaches one. */
+function neighbour(event: KeyboardEvent): void {
+  const here = event.target as HTMLElement;
+  const next = { ArrowRight: here.nextElementSibling, ArrowLeft: here.previousElementSibling }[event.key];
+  if (!(next instanceof HTMLButtonElement)) return;
+  event.preventDefault();
+  next.focus();
 }
 
 function partsOf(row: StepRow, session?: Session) {
@@ -105,7 +116,7 @@ function StepTable({ rows, session, keep }: { rows: StepRow[]; session?: Session
     { name: "duration_ns", title: "Time", value: (row) => row.duration_ns, meter: (row) => row.duration_ns / largest, isNumber: true, width: 110 },
     { name: "more_ns", spare: 1, title: "vs. median", value: (row) => row.more_ns, show: (row) => signed(row.more_ns), isNumber: true, width: 120 },
     ...(rows.some((row) => row.busy_share !== null) ? [busyColumn] : []),
-    { name: "differs", title: "What differs", value: (row) => row.differs, show: (row) => <Differs row={row} session={session} /> },
+    { name: "differs", title: "What differs", value: (row) => row.differs || null, show: (row) => <Differs row={row} session={session} /> },
   ];
   return <Table name="steps" label="steps" rows={rows} columns={columns} sort="index" keep={keep} isChosen={isChosenStep} onChoose={chooseStep} />;
 }

@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import { measured, seconds } from "../format";
-import { roundStep } from "../parts/plot";
+import { roundStep, timeMark } from "../parts/plot";
 import { stacked } from "./memory";
 import { aligned, stepsAt } from "./telemetry";
 
@@ -34,4 +34,10 @@ it("steps of an axis are round", () => {
 it("values have their units", () => {
   expect([seconds(0), seconds(1.5), seconds(150), seconds(3700)]).toEqual(["0 s", "1.50 s", "2 min 30 s", "1 h 1 min"]);
   expect([measured(2048, "bytes"), measured(0.5, "share"), measured(2.30259, ""), measured(1500, "W")]).toEqual(["2.0 KiB", "50.0 %", "2.303", "1,500 W"]);
+});
+
+it("marks of an axis are told apart", () => {
+  expect([1.25e6, 1.5e6, 1.75e6].map((ns) => timeMark(ns, 0.25e6))).toEqual(["1.25 ms", "1.5 ms", "1.75 ms"]);
+  expect([0, 1e8, 1e9].map((ns) => timeMark(ns, 1e8))).toEqual(["0", "100 ms", "1 s"]);
+  expect(timeMark(750_000, 250_000)).toBe("750 us");
 });

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stepscope.commands.plan.devices import of_providers, price_store, provider_names
 from stepscope.commands.shared import output
@@ -95,16 +95,11 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
 
 
 def _run_predict(arguments: argparse.Namespace) -> int:
-    from stepscope.predict.prediction import predicted_steps
     from stepscope.report.document import Document
-    from stepscope.report.predict import predict_document, predict_json, scaling_json, scaling_section
+    from stepscope.report.predict import predict_document, scaling_section
     from stepscope.whatif.experiment import Experiment
 
-    experiment = Experiment(open_from(arguments, arguments.trace))
-    targets = devices_named(arguments.to) if arguments.to is not None or arguments.devices is None else ()
-    predictor = predictor_of(arguments, experiment)
-    answer = predicted_steps(predictor, _over_links(arguments, experiment, targets))
-    scaled = _scaled_devices(arguments, experiment, answer)
+    answer, scaled = prediction_of(arguments, Experiment(open_from(arguments, arguments.trace)))
     if arguments.redact:
         redactor = redactor_of(arguments, paths=[answer.path])
         parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
@@ -116,10 +111,30 @@ def _run_predict(arguments: argparse.Namespace) -> int:
             return Document("prediction", sections)
         return predict_document(answer, sections, top=arguments.top)
 
-    output.write_reports(
-        arguments, document, json=lambda: predict_json(answer) | {"scaling": [scaling_json(*each) for each in scaled]}
-    )
+    output.write_reports(arguments, document, json=lambda: prediction_json(answer, scaled))
     return 0
+
+
+def prediction_of(
+    arguments: argparse.Namespace, experiment: Experiment
+) -> tuple[PredictedSteps, Sequence[ScaledDevice]]:
+    """The steps on the devices that the options name, and on several of each.
+
+    Raises:
+        UsageError: an unknown device or link, or a trace that does not say what devices exchange.
+    """
+    from stepscope.predict.prediction import predicted_steps
+
+    targets = devices_named(arguments.to) if arguments.to is not None or arguments.devices is None else ()
+    predictor = predictor_of(arguments, experiment)
+    answer = predicted_steps(predictor, _over_links(arguments, experiment, targets))
+    return answer, _scaled_devices(arguments, experiment, answer)
+
+
+def prediction_json(answer: PredictedSteps, scaled: Sequence[ScaledDevice]) -> dict[str, Any]:
+    from stepscope.report.predict import predict_json, scaling_json
+
+    return predict_json(answer) | {"scaling": [scaling_json(*each) for each in scaled]}
 
 
 def predictor_of(arguments: argparse.Namespace, experiment: Experiment) -> StepPredictor:
@@ -207,7 +222,7 @@ def link_of(arguments: argparse.Namespace) -> Link | None:
     return None if arguments.link is None else named_link(arguments.link)
 
 
-class _ScaledDevice(NamedTuple):
+class ScaledDevice(NamedTuple):
     """The predicted steps on several of one device.
 
     Attributes:
@@ -223,7 +238,7 @@ class _ScaledDevice(NamedTuple):
 
 def _scaled_devices(
     arguments: argparse.Namespace, experiment: Experiment, answer: PredictedSteps
-) -> list[_ScaledDevice]:
+) -> list[ScaledDevice]:
     """The steps on several of each predicted device, or of the recorded one; empty without --devices.
 
     Raises:
@@ -253,7 +268,7 @@ def _scaled_devices(
         joined = link or (None if device is None or is_shown else own_link_of(device))
         steps = data_parallel(experiment, numbers, joined, target=each, others=others)
         name = each.device.name if each is not None else answer.device or ""
-        scaled.append(_ScaledDevice(name, joined or shown, steps))
+        scaled.append(ScaledDevice(name, joined or shown, steps))
     return scaled
 
 
@@ -333,8 +348,9 @@ def _prepare_plan_parser(parser: CommandParser) -> None:
 
 def _run_plan(arguments: argparse.Namespace) -> int:
     from stepscope.report.plan import plan_document, plan_json
+    from stepscope.whatif.experiment import Experiment
 
-    plan = _plan(arguments)
+    plan = plan_of(arguments, Experiment(open_from(arguments, arguments.trace)))
     if arguments.redact:
         redactor = redactor_of(arguments, paths=[plan.recorded.path])
         parts = {name: redactor.value(name, getattr(plan.recorded, name)) for name in ("path", "warnings")}
@@ -344,16 +360,19 @@ def _run_plan(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
+def plan_of(arguments: argparse.Namespace, experiment: Experiment) -> Plan:
+    """Where the recorded training could run, as the options say.
+
+    Raises:
+        UsageError: no machine is meant, or no price is known.
+    """
     from stepscope.predict.cost.plan import make_plan
-    from stepscope.whatif.experiment import Experiment
 
     request = _request(arguments)
     prices = of_providers(price_store().known(), arguments.providers)
     if request.counts is not None and not any(price.count in request.counts for price in prices):
         there = ", ".join(map(str, sorted({price.count for price in prices})))
         raise UsageError(f"no machine with --gpus {','.join(map(str, request.counts))} has a price; there are {there}")
-    experiment = Experiment(open_from(arguments, arguments.trace))
     predictor = predictor_of(arguments, experiment)
     return make_plan(predictor, prices, request, today=date.today(), others=other_ranks(arguments))
 

@@ -78,14 +78,15 @@ def _run_compare(arguments: argparse.Namespace) -> int:
         raise UsageError("name two things to compare: stepscope compare BEFORE AFTER")
     if arguments.paths.count("-") > 1:
         raise UsageError("standard input can be only one side of a comparison")
-    comparisons = _compared(arguments)
+    comparisons = compared(arguments)
     if arguments.redact:
         comparisons = _redacted(comparisons, arguments)
     _write_reports(arguments, comparisons)
     return exit_code_if_slower(arguments.fail_if_slower, ((each.after.name, each.samples) for each in comparisons))
 
 
-def _compared(arguments: argparse.Namespace) -> list[Comparison]:
+def compared(arguments: argparse.Namespace) -> list[Comparison]:
+    """The first path's program beside each of the others."""
     from stepscope.compare import compare_sides
 
     passed_over: dict[str, list[Unreadable]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -399,9 +400,12 @@ def _prepare_energy_parser(parser: CommandParser) -> None:
 
 
 def _run_energy(arguments: argparse.Namespace) -> int:
+    from stepscope.diagnosis.view import View
     from stepscope.report.energy import energy_document, energy_json
 
-    answer = _answer(arguments, arguments.path)
+    unreadable: list[Unreadable] = []
+    traces = readable_traces(arguments, [arguments.path], unreadable)
+    answer = energy_of(arguments, (View(trace, None, user_code_from(arguments)) for trace in traces))
     answer = redacted(arguments, answer, paths=[trace.path for trace in answer.traces])
     output.write_reports(
         arguments, lambda: energy_document(answer), top=arguments.top, json=lambda: energy_json(answer)
@@ -409,33 +413,31 @@ def _run_energy(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _answer(arguments: argparse.Namespace, path: str) -> EnergyAnswer:
-    """The energy of all traces at the path.
+def energy_of(arguments: argparse.Namespace, views: Iterable[View]) -> EnergyAnswer:
+    """The energy of all these traces together, as the options say.
 
     Raises:
-        UsageError: the region is unknown, or no file can be read.
+        UsageError: the region is unknown, or a trace is a memory snapshot.
     """
     from stepscope.predict.cost.energy_parts import EnergyAnswer, grid_of
 
     grid = None if arguments.region is None else grid_of(arguments.region)
-    unreadable: list[Unreadable] = []
-    traces = [_energy(arguments, trace) for trace in readable_traces(arguments, [path], unreadable)]
+    traces = [_energy(arguments, view) for view in views]
     traces.sort(key=lambda each: (math.inf if each.rank is None else each.rank, each.path))
     return EnergyAnswer(tuple(traces), arguments.iterations, arguments.pue, grid)
 
 
-def _energy(arguments: argparse.Namespace, trace: Trace) -> TraceEnergy:
+def _energy(arguments: argparse.Namespace, view: View) -> TraceEnergy:
     from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.view import View
     from stepscope.predict.cost.energy import energy_of_trace
     from stepscope.predict.cost.energy_parts import PowerSettings
     from stepscope.trace.energy_records import record_beside
 
-    if trace.metadata.format == "torch_snapshot":
-        raise UsageError(f"{trace.metadata.path} is a memory snapshot, which holds no times")
-    view = View(trace, None, user_code_from(arguments))
+    metadata = view.trace.metadata
+    if metadata.format == "torch_snapshot":
+        raise UsageError(f"{metadata.path} is a memory snapshot, which holds no times")
     powers = PowerSettings(arguments.device_watts, arguments.idle_watts, arguments.cpu_watts)
-    record = record_beside(trace.metadata.path)
+    record = record_beside(metadata.path)
     return energy_of_trace(view, diagnose_view(view).findings, powers, record=record, sampled=_sampled(view))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
     from stepscope.view.timeline import TimelineIndex
+    from stepscope.whatif.answer import Tried
 
 ROWS: Final = 20
 """Operators and kernels of a diagnosis, as in the other reports."""
@@ -69,6 +70,13 @@ class OpenTrace:
         return Diffs(UserSources(Path.cwd()).read)
 
     @cached_property
+    def tried(self) -> Tried:
+        """What earlier questions replayed."""
+        from stepscope.whatif.answer import Tried
+
+        return Tried()
+
+    @cached_property
     def costs(self) -> PlaceCosts:
         return costs_of(self.trace, self.view.user_code)
 
@@ -86,11 +94,11 @@ def number(options: Options, name: str, *, least: int = -(2**63), most: int = 2*
     if text is None:
         return None
     try:
-        value = int(text)
-    except ValueError:
+        value = round(float(text))
+    except (ValueError, OverflowError):
         value = most + 1
     if not least <= value <= most:
-        raise UsageError(f"{name}={text[:50]} is not a whole number")
+        raise UsageError(f"{name}={text[:50]} is not a number that can be")
     return value
 
 

@@ -31,7 +31,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
     from stepscope.whatif import Change
-    from stepscope.whatif.answer import Answer, NamedChange
+    from stepscope.whatif.answer import Answer, NamedChange, Tried
     from stepscope.whatif.experiment import RankProspect
 
 CURVES: Final = ("operators", "lines", "kernels", "modules")
@@ -109,37 +109,43 @@ def _add_change_options(parser: CommandParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from stepscope.diagnosis.view import View
     from stepscope.report.whatif import whatif_document, whatif_json
 
-    answer = _answer(arguments)
-    answer = redacted(arguments, answer, paths=[answer.measured.path])
+    view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
+    answer = redacted(arguments, answer_to(arguments, view), paths=[view.trace.metadata.path])
     top = _TOP if arguments.top is None else arguments.top
     output.write_reports(arguments, lambda: whatif_document(answer), top=top, json=lambda: whatif_json(answer))
     return 0
 
 
-def _answer(arguments: argparse.Namespace) -> Answer:
-    from stepscope.diagnosis.view import View
-    from stepscope.whatif.answer import speed_up_curve, what_if
+def answer_to(arguments: argparse.Namespace, view: View, tried: Tried | None = None) -> Answer:
+    """The answer to what the options ask of a trace.
+
+    Args:
+        tried: results for this view, which serve again; new ones are added.
+    """
+    from stepscope.whatif.answer import Tried, speed_up_curve, what_if
     from stepscope.whatif.critical_path import critical_path, slack_of_operators
 
-    view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
     experiment = view.experiment
-    changes = _changes(arguments, view)
-    answer, done = what_if(experiment, changes)
-    tried = _CURVE_TOP if arguments.top is None else arguments.top or _ALL  # each takes a few replays
+    tried = Tried() if tried is None else tried
+    changes = _changes(arguments, view, tried)
+    answer, done = what_if(experiment, changes, tried)
+    rows = _CURVE_TOP if arguments.top is None else arguments.top or _ALL  # each takes a few replays
     return dataclasses.replace(
         answer,
         ranks=_ranks(arguments, view) if changes else (),
         path=critical_path(experiment, done) if arguments.critical_path else None,
         slack=slack_of_operators(experiment) if arguments.slack else None,
-        curve=speed_up_curve(experiment, arguments.curve, top=tried) if arguments.curve else None,
+        curve=speed_up_curve(experiment, arguments.curve, top=rows) if arguments.curve else None,
     )
 
 
 def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ...]:
     """Every rank's prediction, if the argument names several ranks with common collectives; else empty."""
     from stepscope.diagnosis.view import View
+    from stepscope.whatif.answer import Tried
     from stepscope.whatif.changes import together
     from stepscope.whatif.experiment import MOST_RANKS, Ranks
 
@@ -153,13 +159,13 @@ def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ..
     changes: list[Change | None] = []
     for view in views:
         try:
-            changes.append(together(*(each.change for each in _changes(arguments, view))))
+            changes.append(together(*(each.change for each in _changes(arguments, view, Tried()))))
         except UsageError:  # a rule may find something on one rank only
             changes.append(None)
     return ranks.prospects(changes)
 
 
-def _changes(arguments: argparse.Namespace, view: View) -> list[NamedChange]:
+def _changes(arguments: argparse.Namespace, view: View, tried: Tried) -> list[NamedChange]:
     """The changes that the options ask for, each named by its option.
 
     Raises:
@@ -167,14 +173,16 @@ def _changes(arguments: argparse.Namespace, view: View) -> list[NamedChange]:
     """
     from stepscope.whatif.answer import NamedChange
 
-    return [NamedChange(name, change) for name, change in _named_changes(arguments, view)]
+    return [NamedChange(name, change) for name, change in _named_changes(arguments, view, tried)]
 
 
-def _named_changes(arguments: argparse.Namespace, view: View) -> Iterator[tuple[str, Change]]:
+def _named_changes(arguments: argparse.Namespace, view: View, tried: Tried) -> Iterator[tuple[str, Change]]:
     from stepscope.whatif import answer, changes
 
     for name in arguments.remove:
-        yield f"--remove {name}", _without(name, view)
+        if name not in tried.changes:
+            tried.changes[name] = _without(name, view)
+        yield f"--remove {name}", tried.changes[name]
     for pattern, factor in arguments.scale:
         yield f"--scale {pattern}={factor:g}", changes.scaled(pattern, factor)
     if arguments.launch_overhead is not None:

@@ -104,16 +104,17 @@ def _list(index: RunIndex) -> None:
         output.print_text("There are no runs yet; stepscope run train.py records one.\n")
         return
     columns = ("name", "started", "state", "traces", "size", "command")
-    bytes_of = [_bytes_in(each.path) for each in records]
+    bytes_of = [bytes_in(each.path) for each in records]
     rows = [
-        (each.name, output.local_minute(each.started_unix_s), _state(each), each.traces, size(kept), each.command)
+        (each.name, output.local_minute(each.started_unix_s), state_of(each), each.traces, size(kept), each.command)
         for each, kept in zip(records, bytes_of, strict=True)
     ]
     output.print_table(pl.DataFrame(rows, schema=columns, orient="row"))
     output.print_text(f"{output.counted(len(records), 'run')}, {size(sum(bytes_of))}\n")
 
 
-def _bytes_in(folder: Path) -> int:
+def bytes_in(folder: Path) -> int:
+    """Size of all files in a folder."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -122,7 +123,8 @@ def _bytes_in(folder: Path) -> int:
     return total
 
 
-def _state(record: RunRecord) -> str:
+def state_of(record: RunRecord) -> str:
+    """How a run ended, in a word or two."""
     if record.is_gone:
         return "gone"
     return {None: "not ended", 0: "done"}.get(record.exit_code, f"exit {record.exit_code}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
@@ -20,12 +19,8 @@ from stepscope.commands.shared.options import (
     number,
     whole,
 )
-from stepscope.commands.shared.reading import garbage_rarely_collected, open_from, trace_paths
+from stepscope.commands.shared.reading import garbage_rarely_collected
 from stepscope.errors import UsageError
-
-if TYPE_CHECKING:
-    from stepscope.commands.read.documents import OpenTrace
-    from stepscope.view.documents import Options
 
 _IDLE_S: Final = 8 * 3600.0
 _idle = number("is not a time: write 30m or 8h", {key: s for key, s in SECONDS.items() if key != "ms"}, least=1)
@@ -36,8 +31,8 @@ def _prepare_parser(parser: CommandParser) -> None:
         "paths",
         metavar="PATH",
         nargs="*",
-        default=["latest"],
-        help="a trace file, a folder of ranks, a run's name, or - for standard input (default: the latest run)",
+        help="a trace file, a folder of ranks, a run's name, or - for standard input; others to compare the first with "
+        "(default: the recorded runs)",
     )
     where = parser.add_argument_group("the page")
     where.add_argument("--no-browser", action="store_true", help="only print the address")
@@ -59,6 +54,7 @@ def _prepare_parser(parser: CommandParser) -> None:
 
 @garbage_rarely_collected()
 def _run(arguments: argparse.Namespace) -> int:
+    from stepscope.commands.view.pages import Page
     from stepscope.view.documents import Documents
     from stepscope.view.server import Door, is_loopback, listening, serve
 
@@ -68,7 +64,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "an ssh tunnel"
         )
     page = Page(arguments)
-    page.opened({})  # what cannot be read is said before a browser opens
+    if arguments.paths:
+        page.job({}).opened({})  # what cannot be read is said before a browser opens
     try:
         socket = listening(arguments.host, arguments.port)
     except OSError as error:
@@ -77,60 +74,12 @@ def _run(arguments: argparse.Namespace) -> int:
     with socket:
         door = Door(arguments.host, socket.getsockname()[1])
         documents = Documents(page.document, _bug)
-        documents.ask("diagnosis", {})  # what the first screen shows is made while the browser starts
+        for name in ("session", "diagnosis", "timeline"):
+            documents.ask(name, {})  # what the first screen shows is made while the browser starts
         _say_where(door.address, door.port, arguments)
         if serve(documents, door, socket, arguments.idle_after):
             output.say(f"ended: nobody looked for {_time(arguments.idle_after)}")
     return 0
-
-
-class Page:
-    """The documents of what the command line names."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._arguments = arguments
-        self._paths = trace_paths(arguments.paths[0])
-        self._open: dict[int, OpenTrace] = {}
-
-    def document(self, name: str, options: Options) -> Any:
-        """The document of this name.
-
-        Raises:
-            NoDocument: there is none.
-        """
-        from stepscope.commands.read.documents import MAKERS
-        from stepscope.view.documents import NoDocument
-
-        if name == "session":
-            return self._session(options)
-        if name not in MAKERS:
-            raise NoDocument(f"the page has no document {name[:50]!r}")
-        return MAKERS[name](self.opened(options), options)
-
-    def opened(self, options: Options) -> OpenTrace:
-        """The trace that is meant, opened once; only one is open at a time."""
-        from stepscope.commands.read.documents import OpenTrace
-
-        if not self._open:
-            self._open = {0: OpenTrace(self._arguments, open_from(self._arguments, self._paths[0]))}
-        return self._open[0]
-
-    def _session(self, options: Options) -> dict[str, Any]:
-        from stepscope import __version__
-        from stepscope.commands.read.documents import available
-        from stepscope.report.html import cause_palette, kind_palette
-        from stepscope.report.words import headline
-
-        opened = self.opened(options)
-        return {
-            "title": Path(opened.trace.metadata.path).name,
-            "kind": "trace",
-            "version": __version__,
-            "documents": available(opened.trace),
-            "headline": headline(opened.report.diagnosis),
-            "causes": cause_palette(),
-            "kinds": kind_palette(),
-        }
 
 
 def _say_where(address: str, port: int, arguments: argparse.Namespace) -> None:
@@ -179,7 +128,8 @@ The page is served to this machine only, and to who has the address with its tok
 examples:
   stepscope view trace.json.gz
   stepscope view traces/                                     every rank on one page
-  stepscope view                                             the latest run
+  stepscope view before.json after.json                      the first, compared with the other
+  stepscope view                                             the recorded runs
   stepscope view trace.json --no-browser --port 8765         then, from your machine: ssh -L 8765:127.0.0.1:8765 HOST
 """,
 )

@@ -1,0 +1,1 @@
+"""The page of a trace, a run or the ranks of a job."""

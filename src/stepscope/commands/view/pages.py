@@ -1,0 +1,263 @@
+"""What one page shows: the traces that the command line names, opened when they are asked for, and their documents."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope.commands.read.diagnose import MOST_ROWS
+from stepscope.commands.read.documents import MAKERS, OpenTrace, available
+from stepscope.commands.shared.reading import open_from, side_files, trace_paths, with_evidence
+from stepscope.commands.view.choices import CHOICES
+from stepscope.errors import TraceError, UsageError
+from stepscope.view.documents import NoDocument, Options
+
+if TYPE_CHECKING:
+    from stepscope.record.runs import RunIndex, RunRecord
+    from stepscope.trace import Trace
+
+_KEPT: Final = 2
+"""Traces that stay open: the one looked at, and the one before it."""
+_RANK: Final = re.compile(r"rank[-_.]?0*(\d+)")
+
+
+class Job:
+    """The traces of one path: one, or one for each rank.
+
+    Args:
+        path: a trace, a folder of traces, or a run.
+        others: the further paths of the command line, which it can be compared with.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, path: str, others: tuple[str, ...] = ()) -> None:
+        self.arguments = argparse.Namespace(**vars(arguments))
+        self.path, self.others = path, others
+        self.files = trace_paths(path)
+        self.unreadable: list[str] = []
+        self._open: dict[Path, OpenTrace] = {}
+        self._ranks: dict[Path, int | None] = {}
+
+    def document(self, name: str, options: Options) -> Any:
+        if name == "ranks":
+            return self.ranks.document(options)
+        if name in CHOICES:
+            return CHOICES[name](self, options)
+        if name not in MAKERS:
+            raise NoDocument(f"the page has no document {name[:50]!r}")
+        return MAKERS[name](self.opened(options), options)
+
+    @property
+    def documents(self) -> list[str]:
+        """Names of the documents that can be had."""
+        found = available(self.opened({}).trace)
+        return [
+            *found,
+            *(name for name in CHOICES if name != "compare" or self.others),
+            *(["ranks"] if len(self.files) > 1 else []),
+        ]
+
+    def opened(self, options: Options) -> OpenTrace:
+        """The trace of the rank that is asked for; without one, the first that can be read.
+
+        Raises:
+            NoDocument: there is no such rank; a trace that tells no rank is named by its path.
+        """
+        if "rank" not in options:
+            return self._first()
+        wanted = options["rank"]
+        known = [file for file, rank in self._ranks.items() if str(rank) == wanted]
+        likely = [file for file in self.files if wanted == str(file) or _RANK.findall(str(file))[-1:] == [wanted]]
+        for file in dict.fromkeys([*known, *likely, *self.files]):
+            opened = self._opened(file)
+            if opened is not None and wanted in (str(opened.trace.metadata.rank), str(file)):
+                return opened
+        raise NoDocument(f"there is no trace of rank {wanted[:20]}")
+
+    def _first(self) -> OpenTrace:
+        for file in self.files:
+            opened = self._opened(file)
+            if opened is not None:
+                return opened
+        raise UsageError(f"no trace of {self.path} can be read: {self.unreadable[0]}")
+
+    def _opened(self, file: Path) -> OpenTrace | None:
+        """The trace of this file, opened once; None for a file of several that cannot be read."""
+        if file in self._open:
+            self._open[file] = self._open.pop(file)
+            return self._open[file]
+        try:
+            opened = self.read(file)
+        except TraceError as error:
+            if len(self.files) == 1:
+                raise
+            if str(error) not in self.unreadable:
+                self.unreadable.append(str(error))
+            return None
+        self._open[file] = opened
+        self._ranks[file] = opened.trace.metadata.rank
+        while len(self._open) > _KEPT:
+            self._open.pop(next(iter(self._open)))
+        return opened
+
+    def read(self, file: Path) -> OpenTrace:
+        """Open a trace: what is too large to diagnose at once is diagnosed in its middle, and drawn as a whole."""
+        whole = open_from(self.arguments, file)
+        is_all = str(file) == "-" or self.arguments.window or self.arguments.steps
+        part = whole if is_all else self._middle(whole, file)
+        [told] = with_evidence([part], self._side_files, several=len(self.files) > 1)
+        return OpenTrace(self.arguments, told, None if part is whole else whole)
+
+    def _middle(self, whole: Trace, file: Path) -> Trace:
+        from stepscope.trace.excerpt import middle_of
+
+        if middle_of(whole, MOST_ROWS) is None:
+            return whole
+        return open_from(argparse.Namespace(**vars(self.arguments), most_rows=MOST_ROWS), file)
+
+    @cached_property
+    def _side_files(self) -> list[Any]:
+        return side_files(self.arguments)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        return Ranks(self)
+
+
+class Ranks:
+    """The ranks of a job beside each other. One rank after another is read, and only its sums are kept."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def document(self, options: Options) -> dict[str, Any]:
+        from stepscope.analysis.communication import matched_collectives
+        from stepscope.view.drawings import ranks_json
+
+        if len(self._job.files) < 2:
+            raise NoDocument("there is one trace only")
+        steps, records = self._read
+        late = matched_collectives([record.collectives for record in records])
+        content = ranks_json(steps, options.get("cause", ""), late, [finding.title for finding in self._across])
+        return {**content, "unreadable": self._job.unreadable}
+
+    @cached_property
+    def _read(self) -> tuple[list[Any], list[Any]]:
+        from stepscope.diagnosis.ranks import rank_record
+        from stepscope.view.drawings import rank_steps
+
+        found = []
+        for opened in self._each():
+            found.append((rank_steps(opened.view), rank_record(opened.trace, opened.view)))
+        found.sort(key=lambda each: (each[0].rank is None, each[0].rank, each[0].path))
+        if not found:
+            raise UsageError(f"no trace of {self._job.path} can be read")
+        return [steps for steps, _ in found], [record for _, record in found]
+
+    def _each(self) -> Iterator[OpenTrace]:
+        for file in self._job.files:
+            try:
+                yield self._job.read(file)
+            except TraceError as error:
+                if str(error) not in self._job.unreadable:
+                    self._job.unreadable.append(str(error))
+
+    @cached_property
+    def _across(self) -> tuple[Any, ...]:
+        from stepscope.diagnosis.ranks import across_ranks
+
+        return across_ranks(self._read[1])
+
+
+class Page:
+    """The page of what the command line names: one job, or without a path the runs, one of which is open at a time."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        first, *others = arguments.paths or [None]
+        self._named = None if first is None else Job(arguments, first, tuple(others))
+        self._run: tuple[str, Job] | None = None
+
+    def document(self, name: str, options: Options) -> Any:
+        """The document of this name; in a page of runs, of the run that is asked for.
+
+        Raises:
+            NoDocument: there is none.
+            UsageError: it needs something that the trace lacks, or the address is wrong.
+        """
+        if name == "session":
+            return self._session(options)
+        if name == "runs":
+            return _runs(self._index)
+        return self.job(options).document(name, options)
+
+    def job(self, options: Options) -> Job:
+        if self._named is not None:
+            return self._named
+        name = options.get("run", "latest")
+        record = self._index.meant(name)
+        if record is None:
+            raise NoDocument(f"there is no run {name[:100]!r}" if name != "latest" else "nothing was recorded yet")
+        if self._run is None or self._run[0] != record.name or not self._run[1].files:
+            self._run = (record.name, Job(self._arguments, str(record.path)))
+        return self._run[1]
+
+    @cached_property
+    def _index(self) -> RunIndex:
+        from stepscope.record.runs import RunIndex
+
+        return RunIndex()
+
+    def _session(self, options: Options) -> dict[str, Any]:
+        from stepscope import __version__
+        from stepscope.report.html import cause_palette, kind_palette
+
+        kind, title, documents, others = "runs", "runs", ["runs"], []
+        try:
+            job = self.job(options)
+            title = Path(job.path).name if len(job.files) > 1 else job.files[0].name
+            documents = [*(documents if self._named is None else ()), *job.documents]
+            others = [os.path.basename(each) or each for each in job.others]
+            if self._named is not None:
+                kind = "ranks" if len(job.files) > 1 else "trace"
+        except (UsageError, NoDocument, TraceError):
+            if self._named is not None:
+                raise
+        return {
+            "title": title,
+            "kind": kind,
+            "version": __version__,
+            "documents": documents,
+            "others": others,
+            "causes": cause_palette(),
+            "kinds": kind_palette(),
+        }
+
+
+def _runs(index: RunIndex) -> list[dict[str, Any]]:
+    """The runs, the latest first."""
+    from stepscope.commands.record.runs import bytes_in, state_of
+
+    return [
+        {
+            "name": each.name,
+            "path": str(each.path),
+            "command": each.command,
+            "started_unix_s": each.started_unix_s,
+            "ended_unix_s": each.ended_unix_s,
+            "state": state_of(each),
+            "traces": each.traces,
+            "bytes": bytes_in(each.path),
+            "recorded": _progress(each),
+        }
+        for each in index.all()
+    ]
+
+
+def _progress(record: RunRecord) -> tuple[int, int] | None:
+    """Steps recorded and asked for, of a run that has not ended; None where it does not say."""
+    return None
