@@ -208,7 +208,7 @@ const signed = (ns: number) => (ns > 0 ? `+${duration(ns)}` : ns < 0 ? `-${durat
 function Settings({ rows }: { rows: readonly Record<string, unknown>[] }) {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0}>
       <table class="plain-table">
         <thead>
           <tr>

@@ -81,7 +81,7 @@ function Parts({ title, parts }: { title: string; parts: readonly EnergyPart[] }
   if (!parts.length) return null;
   const most = Math.max(...parts.map((part) => part.joules?.[1] ?? 0), 1e-12);
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0}>
       <table class="plain-table ranged-table">
         <caption>{title}</caption>
         <thead>
@@ -119,7 +119,7 @@ function Savings({ trace }: { trace: Document["traces"][number] }) {
   if (!known.length) return null;
   const most = Math.max(...known.map((each) => each.joules![1] ?? 0), 1e-12);
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0}>
       <table class="plain-table ranged-table">
         <caption>What the findings would save, a step</caption>
         <thead>

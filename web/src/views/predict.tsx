@@ -81,7 +81,7 @@ function Predictions({ document }: { document: Document }) {
   const rows = document.predictions;
   const most = Math.max(document.step_ns, ...rows.map((row) => row.high_ns ?? 0), 1);
   return (
-    <div class="scroll">
+    <div class="scroll" tabIndex={0}>
       <table class="plain-table ranged-table">
         <caption>
           A step, with the range that it is in
