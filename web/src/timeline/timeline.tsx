@@ -81,7 +81,7 @@ export function Timeline(props: TimelineProps) {
 
   const layout = controller.layout;
   const model = controller.model;
-  const height = layout?.height ?? (props.height ?? 300) - AXIS;
+  const height = layout?.height ?? (props.height ?? 300) - AXIS - 2;
   const toggle = (id: string, folded: boolean) =>
     arrange((now) => {
       const next = { ...now, folded: new Set(now.folded), opened: new Set(now.opened) };

@@ -14,6 +14,7 @@ import { AllFindings, Doubts } from "./findings";
 import "./findings.css";
 
 const FIRST = 3;
+const STRIP = 278; // pixels inside the border of its place
 
 export function Overview() {
   const session = useDocument("session");
@@ -51,7 +52,7 @@ function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
   const typical = complete.length ? complete.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
   const length = steps.list.length === 1 ? Math.max(steps.step_ns, steps.list[0]!.duration_ns) : typical?.duration_ns; // the device may need longer
   const place = typical && length ? { start: typical.start_ns, end: typical.start_ns + length } : {};
-  return <Timeline compact {...place} height={280} onCause={(cause) => toggle("cause", cause)} />;
+  return <Timeline compact {...place} height={STRIP} onCause={(cause) => toggle("cause", cause)} />;
 }
 
 function Cards({ findings, values, isShown }: { findings: Finding[]; values: string[]; isShown: (value: string) => boolean }) {

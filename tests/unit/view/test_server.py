@@ -1,0 +1,165 @@
+"""The server answers only this machine, only with the token, and only the page itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from stepscope.errors import UsageError
+from stepscope.view.documents import Documents, NoDocument
+from stepscope.view.server import Door, application, is_loopback, listening
+
+DOOR = Door("127.0.0.1", 8765, "the-token")
+HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
+
+
+def made(name: str, options: Mapping[str, str]) -> Any:
+    match name:
+        case "names":
+            return {"name": HOSTILE, "long": "x" * 10_000_000}
+        case "options":
+            return dict(options)
+        case "mistake":
+            raise UsageError("name a device")
+        case "bug":
+            raise ZeroDivisionError
+    raise NoDocument("there is none")
+
+
+@pytest.fixture
+def client() -> TestClient:
+    documents = Documents(made, lambda error: f"a bug ({type(error).__name__})")
+    return TestClient(application(documents, DOOR), "http://127.0.0.1:8765", follow_redirects=False)
+
+
+@pytest.fixture
+def known(client: TestClient) -> TestClient:
+    client.get("/?token=the-token")
+    return client
+
+
+def test_without_the_token_nothing_is_answered(client: TestClient) -> None:
+    assert {client.get(path).status_code for path in ("/", "/page.js", "/api/names", "/?token=wrong")} == {403}
+
+
+def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_do_not_get(client: TestClient) -> None:
+    answer = client.get("/?token=the-token")
+    assert (answer.status_code, answer.headers["location"]) == (303, "./")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert "8765" in cookie.partition("=")[0]
+    assert client.get("/").status_code == 200
+
+
+def test_the_token_opens_nothing_but_the_page(client: TestClient) -> None:
+    assert client.get("/api/names?token=the-token").status_code == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example:8765", "10.0.0.1", "", "[::1"])
+def test_other_names_of_the_machine_are_refused(known: TestClient, host: str) -> None:
+    assert known.get("/api/options", headers={"host": host}).status_code == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:9000", "127.0.0.1:9000", "[::1]:9000"])
+def test_a_tunnel_may_have_another_port(host: str) -> None:
+    assert DOOR.is_named(host)
+
+
+def test_a_remote_host_has_no_name_that_a_site_could_choose() -> None:
+    door = Door("0.0.0.0", 8765)
+    assert door.is_named("10.1.2.3:8765")
+    assert not door.is_named("evil.example:8765")
+
+
+@pytest.mark.parametrize(
+    "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
+)
+def test_pages_of_other_sites_are_refused(known: TestClient, headers: dict[str, str]) -> None:
+    assert known.get("/api/options", headers=headers).status_code == 403
+
+
+def test_every_answer_has_the_headers(client: TestClient) -> None:
+    for answer in (client.get("/"), client.get("/?token=the-token"), client.get("/"), client.get("/api/bug")):
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+        assert "unsafe" not in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_the_page_has_no_inline_script(known: TestClient) -> None:
+    page = known.get("/").text
+    assert page.count("<script") == page.count('<script src="page.js"></script>') == 1
+    assert known.get("/page.js").headers["content-type"].startswith("text/javascript")
+    assert known.get("/page.css").headers["content-type"].startswith("text/css")
+
+
+def test_hostile_names_and_long_ones_are_data(known: TestClient) -> None:
+    answer = known.get("/api/names")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"name": HOSTILE, "long": "x" * 10_000_000}
+    assert "\u202e" not in answer.text
+
+
+@pytest.mark.parametrize(("name", "status"), [("mistake", 422), ("none", 404), ("bug", 500)])
+def test_errors_are_one_sentence_and_end_nothing(known: TestClient, name: str, status: int) -> None:
+    answer = known.get(f"/api/{name}")
+    assert answer.status_code == status
+    assert answer.json().keys() == {"error"}
+    assert known.get("/api/options?a=1").json() == {"a": "1"}
+
+
+def test_nothing_else_is_served(known: TestClient) -> None:
+    for path in ("/etc/passwd", "/../pyproject.toml", "/api/../page.js/x", "/page.js.map", "/api/"):
+        assert known.get(path).status_code == 404
+    assert known.post("/api/options").status_code == 405
+    assert known.get(f"/api/options?x={'y' * 9000}").status_code == 414
+
+
+def test_two_requests_for_a_document_make_it_once() -> None:
+    begun, go_on, times = threading.Event(), threading.Event(), []
+
+    def make(name: str, options: Mapping[str, str]) -> str:
+        times.append(name)
+        begun.set()
+        go_on.wait(60)
+        return name
+
+    documents = Documents(make, str)
+    first = documents.ask("diagnosis", {})
+    assert begun.wait(60)
+    second = documents.ask("diagnosis", {})
+    go_on.set()
+    assert first.result(60) is second.result(60) is documents.ask("diagnosis", {}).result(60)
+    assert times == ["diagnosis"]
+
+
+def test_what_changes_is_made_anew() -> None:
+    times: list[str] = []
+    documents = Documents(lambda name, options: times.append(name), str)
+    for _ in range(2):
+        documents.ask("runs", {}).result(60)
+    assert times == ["runs", "runs"]
+
+
+def test_the_next_free_port_unless_one_is_named() -> None:
+    with listening("127.0.0.1", None) as first, listening("127.0.0.1", None) as second:
+        assert first.getsockname()[1] != second.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            listening("127.0.0.1", first.getsockname()[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_addresses_of_this_machine(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
+def test_addresses_that_others_reach(host: str) -> None:
+    assert not is_loopback(host)
