@@ -79,7 +79,7 @@ def told(request: pytest.FixtureRequest) -> Told:
     view = View(open_trace(FOLDER / request.param))
     asked = diagnosis.asked(view, RULES)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(diagnosis, "asked", lambda view, rules: asked)
+        patch.setattr(diagnosis, "asked", lambda view, rules, progress=None: asked)
         report = trace_report(view, rules=None, top=20, minimum_share=diagnosis.MINIMUM_SHARE)
     return Told(request.param, view, asked[0], report)
 

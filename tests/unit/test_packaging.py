@@ -18,7 +18,7 @@ import stepscope
 from stepscope.readers.kineto import scanned
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NOT_OURS = {".git", ".hypothesis", ".venv", ".venv-jax", "build", "dist", "node_modules", "__pycache__"}
+NOT_OURS = {".git", ".hypothesis", ".venv", ".venv-jax", "build", "dist", "node_modules", "site", "__pycache__"}
 # People who exist only in examples; a path in their home tells nothing.
 INVENTED_USERS = {"alice", "bob", "user"}
 HOME_PATH = re.compile(r"(?<![\w.\-/])/(?:(?:home|Users)/(?P<user>[A-Za-z][\w.-]*)|root)/")

@@ -7,6 +7,7 @@ import type { Compare as Document, Compared, Comparison, Difference } from "../d
 import { causeOf, Swatch, toggle } from "../parts/causes";
 import { Shown, Tabs } from "../parts/controls";
 import { CommandLine } from "../parts/said";
+import { Scroll } from "../parts/scroll";
 import { Table, type Column } from "../parts/table";
 import type { Cause, Session } from "../schema";
 import { valueOf } from "../selection";
@@ -208,7 +209,7 @@ const signed = (ns: number) => (ns > 0 ? `+${duration(ns)}` : ns < 0 ? `-${durat
 function Settings({ rows }: { rows: readonly Record<string, unknown>[] }) {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row)))];
   return (
-    <div class="scroll">
+    <Scroll label="Settings">
       <table class="plain-table">
         <thead>
           <tr>
@@ -227,6 +228,6 @@ function Settings({ rows }: { rows: readonly Record<string, unknown>[] }) {
           ))}
         </tbody>
       </table>
-    </div>
+    </Scroll>
   );
 }

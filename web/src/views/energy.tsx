@@ -5,6 +5,7 @@ import type { Energy as Document, EnergyPart } from "../documents";
 import { Failed, Loading } from "../parts/controls";
 import { Ranged } from "../parts/ranged";
 import { CommandLine, optionWords, Sentences } from "../parts/said";
+import { Scroll } from "../parts/scroll";
 import { useSteady } from "../steady";
 import { electricity, energy, mass, plain } from "../units";
 import { asked, Field } from "./predict";
@@ -81,7 +82,7 @@ function Parts({ title, parts }: { title: string; parts: readonly EnergyPart[] }
   if (!parts.length) return null;
   const most = Math.max(...parts.map((part) => part.joules?.[1] ?? 0), 1e-12);
   return (
-    <div class="scroll">
+    <Scroll label={title}>
       <table class="plain-table ranged-table">
         <caption>{title}</caption>
         <thead>
@@ -110,7 +111,7 @@ function Parts({ title, parts }: { title: string; parts: readonly EnergyPart[] }
         </tbody>
       </table>
       {parts.length > MOST && <p class="muted small">showing {MOST} of {count(parts.length)}</p>}
-    </div>
+    </Scroll>
   );
 }
 
@@ -119,7 +120,7 @@ function Savings({ trace }: { trace: Document["traces"][number] }) {
   if (!known.length) return null;
   const most = Math.max(...known.map((each) => each.joules![1] ?? 0), 1e-12);
   return (
-    <div class="scroll">
+    <Scroll label="What the findings would save">
       <table class="plain-table ranged-table">
         <caption>What the findings would save, a step</caption>
         <thead>
@@ -147,6 +148,6 @@ function Savings({ trace }: { trace: Document["traces"][number] }) {
           ))}
         </tbody>
       </table>
-    </div>
+    </Scroll>
   );
 }

@@ -6,6 +6,7 @@ import type { Predict as Document, Prediction } from "../documents";
 import { Failed, Loading } from "../parts/controls";
 import { Ranged } from "../parts/ranged";
 import { CommandLine, optionWords, Sentences } from "../parts/said";
+import { Scroll } from "../parts/scroll";
 import { change, parameter } from "../state";
 import { useSteady } from "../steady";
 import "../parts/further.css";
@@ -81,7 +82,7 @@ function Predictions({ document }: { document: Document }) {
   const rows = document.predictions;
   const most = Math.max(document.step_ns, ...rows.map((row) => row.high_ns ?? 0), 1);
   return (
-    <div class="scroll">
+    <Scroll label="Predicted steps">
       <table class="plain-table ranged-table">
         <caption>
           A step, with the range that it is in
@@ -124,7 +125,7 @@ function Predictions({ document }: { document: Document }) {
           ))}
         </tbody>
       </table>
-    </div>
+    </Scroll>
   );
 }
 

@@ -1,6 +1,6 @@
 /** What was recorded: the runs, the one that records now with its progress, and the answer once it is there. */
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useRef, useState } from "preact/hooks";
 import { count, seconds, short, size } from "../format";
 import { fetchDocument } from "../data";
 import { useDocument, type Loaded } from "../document";
@@ -15,6 +15,8 @@ const NOT_ENDED = "not ended";
 
 export function Runs() {
   const runs = usePolled();
+  const seen = useRef(new Set<string>()); // runs that had not ended while the reader looked
+  for (const run of runs.value ?? []) if (run.state === NOT_ENDED) seen.current.add(run.path);
   return (
     <div class="stack">
       <div class="toolbar">
@@ -24,7 +26,7 @@ export function Runs() {
         {(rows) =>
           rows.length ? (
             <>
-              {rows.filter((run) => run.state === NOT_ENDED).slice(0, 3).map((run) => (
+              {rows.filter((run) => seen.current.has(run.path)).slice(0, 3).map((run) => (
                 <Recording key={run.path} run={run} />
               ))}
               <Table name="runs" label="runs" columns={COLUMNS} rows={rows} sort="-started_unix_s" isChosen={(row) => row.name === parameter("run")} onChoose={open} />
@@ -74,7 +76,7 @@ function Recording({ run }: { run: Run }) {
     <section class="recording" aria-label={`Run ${run.name}`}>
       <div class="plot-head">
         <h3>{short(run.name, 80)}</h3>
-        <span class="muted small">{since(run)}</span>
+        <span class="muted small">{run.state === NOT_ENDED ? since(run) : `${run.state}, took ${seconds(took(run) ?? 0)}`}</span>
         <span class="spring" />
         <button type="button" disabled={!run.traces} onClick={() => open(run)}>
           {run.traces ? "Open" : "No trace yet"}
@@ -86,10 +88,16 @@ function Recording({ run }: { run: Run }) {
         </progress>
       )}
       <p class="small" role="status">
-        {diagnosis?.headline ?? (recorded !== null ? `${count(recorded)} of ${count(asked ?? 0)} steps are recorded` : run.traces ? "Its steps are recorded." : "It runs; its steps are not recorded yet.")}
+        {diagnosis?.headline ?? progress(run)}
       </p>
     </section>
   );
+}
+
+function progress(run: Run): string {
+  if (run.recorded) return `${count(run.recorded[0])} of ${count(run.recorded[1])} steps are recorded.`;
+  if (run.traces) return "Its steps are recorded; working out why they are slow…";
+  return run.state === NOT_ENDED ? "It runs; its steps are not recorded yet." : "It ended without a recording.";
 }
 
 const since = (run: Run) => `runs since ${started(run.started_unix_s)}, for ${seconds(Math.max(Math.round(Date.now() / 1000 - run.started_unix_s), 1))}`;

@@ -54,10 +54,11 @@ class Job:
     @property
     def documents(self) -> list[str]:
         """Names of the documents that can be had."""
-        found = available(self.opened({}).trace)
+        trace = self.opened({}).trace
+        is_timed = not (trace.operators.is_empty() and trace.device_work.is_empty())  # else there is nothing to replay
         return [
-            *found,
-            *(name for name in CHOICES if name != "compare" or self.others),
+            *available(trace),
+            *(name for name in CHOICES if is_timed and (name != "compare" or self.others)),
             *(["ranks"] if len(self.files) > 1 else []),
         ]
 
