@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import BATCHED, PER_TOKEN, Stepscope
+from tests.unit.rendered import documents_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -136,4 +137,4 @@ def test_flame_graphs(run: Stepscope, tmp_path: Path) -> None:
     total = sum(int(stack.rsplit(" ", 1)[1]) for stack in stacks)
     assert document["profiles"][0]["endValue"] == total
     assert any("per_token_loss;backward;" in stack for stack in stacks)
-    assert 'class="flame"' in page.read_text(encoding="utf-8")
+    assert documents_in(page.read_text(encoding="utf-8"))["flame"]["total_ns"] == total

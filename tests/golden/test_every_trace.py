@@ -80,7 +80,7 @@ def told(request: pytest.FixtureRequest) -> Told:
     asked = diagnosis.asked(view, RULES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(diagnosis, "asked", lambda view, rules, progress=None: asked)
-        report = trace_report(view, rules=None, top=20, minimum_share=diagnosis.MINIMUM_SHARE, is_drawn=False)
+        report = trace_report(view, rules=None, top=20, minimum_share=diagnosis.MINIMUM_SHARE)
     return Told(request.param, view, asked[0], report)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,11 @@ def golden(name: str, text: str) -> str:
     if _RENEW:
         page.write_text(text, encoding="utf-8")
     return page.read_text(encoding="utf-8")
+
+
+def documents_in(page: str) -> dict[str, Any]:
+    """What a report file has embedded, by its address."""
+    found = re.search(r'<script type="application/json" id="stepscope-documents">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    documents: dict[str, Any] = json.loads(found[1])
+    return documents

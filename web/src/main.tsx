@@ -36,6 +36,9 @@ function Views({ session }: { session: Session }) {
       <Navigation views={views} shown={shown} />
       <main id="main" tabIndex={-1}>
         {shown && <shown.Component key={shown.name} />}
+        {session.left_out.map((sentence) => (
+          <p class="muted small">{sentence}</p>
+        ))}
       </main>
       <Shortcuts views={views} open={isHelping} onClose={() => help(false)} />
     </>

@@ -15,6 +15,7 @@ export interface Session {
   version: string;
   documents: string[]; // names of the documents that can be had
   others: string[]; // names of what it can be compared with
+  left_out: string[]; // sentences about what a report file does not have
   causes: Record<string, Cause>; // palette of idle causes and host activities
   kinds: Record<string, Cause>; // palette of device work and slices
 }

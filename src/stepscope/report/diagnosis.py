@@ -90,6 +90,7 @@ class TraceReport:
         memory: memory over time, one picture per device.
         rank: record for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
+        page: what a report file keeps of the trace besides.
     """
 
     diagnosis: Diagnosis
@@ -99,6 +100,7 @@ class TraceReport:
     memory: tuple[MemoryPicture, ...] = ()
     rank: RankRecord | None = None
     energy: TraceEnergy | None = None
+    page: Any = None
 
     @property
     def order(self) -> tuple[float, str]:
@@ -117,14 +119,12 @@ def trace_report(
     rules: Sequence[str] | None,
     top: int,
     minimum_share: float,
-    is_drawn: bool,
     progress: Callable[[int, int], None] | None = None,
 ) -> TraceReport:
     """Build the report of the trace in `view`; the report keeps no reference to the trace's tables.
 
     Args:
         top: rows of operators and kernels, 0 for all.
-        is_drawn: include what only a page shows.
         progress: called with the number of rules that have been asked, and of all.
     """
     from stepscope.diagnosis import diagnose_view
@@ -133,24 +133,10 @@ def trace_report(
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
-    report = TraceReport(
+    return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
         rank=rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None,
         energy=_energy(view, diagnosis),
-    )
-    return _drawn(report, view) if is_drawn else report
-
-
-def _drawn(report: TraceReport, view: View) -> TraceReport:
-    from stepscope.analysis.flame import flame_graph
-    from stepscope.analysis.memory import memory_pictures
-
-    return replace(
-        report,
-        picture=_drawn_step(view, report.diagnosis),
-        telemetry=telemetry_beside(view.trace),
-        flame=flame_graph(view.trace, view.attribution),
-        memory=memory_pictures(view.trace, attribution=view.attribution),
     )
 
 
@@ -165,21 +151,6 @@ def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
     from stepscope.predict.cost.energy_parts import PowerSettings
 
     return energy_of_trace(view, diagnosis.findings, PowerSettings(), record=record)
-
-
-def _drawn_step(view: View, diagnosis: Diagnosis) -> StepPicture:
-    """A picture of the step nearest to the typical one, or of the whole trace without steps."""
-    from stepscope.analysis.picture import step_picture
-    from stepscope.whatif.critical_path import critical_path
-
-    steps = diagnosis.steps.filter(pl.col("complete")) if diagnosis.steps["complete"].any() else diagnosis.steps
-    if steps.height:
-        distance = (pl.col("duration_ns") - diagnosis.step_ns).abs()
-        start, length = steps.sort(distance).select("start_ns", "duration_ns").row(0)
-        window = Window(start, start + max(length, 1))
-    else:
-        window = _whole(view.trace)
-    return step_picture(view.trace, window, view.idle, path=critical_path(view.experiment))
 
 
 def telemetry_beside(trace: Trace) -> TelemetryPicture | None:

@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -23,6 +22,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from stepscope.view.documents import Answer, Documents
+from stepscope.view.page import PAGE, bundled
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -38,18 +38,6 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-PAGE: Final = """\
-<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>stepscope</title>
-<link rel="icon" href="data:,">
-<link rel="stylesheet" href="page.css">
-<div id="page"></div>
-<script src="page.js"></script>
-</html>
-"""
 
 
 @dataclass(frozen=True)
@@ -171,16 +159,15 @@ class _Seen:
 
 def application(documents: Documents, door: Door, seen: _Seen | None = None) -> ASGIApp:
     """The page, its script and style, and its documents at api/NAME."""
-    bundle = files("stepscope.view").joinpath("bundle")
 
     async def page(_: Request) -> Response:
         return Response(PAGE, media_type="text/html")
 
     async def script(_: Request) -> Response:
-        return Response(bundle.joinpath("page.js").read_bytes(), media_type="text/javascript")
+        return Response(bundled("page.js"), media_type="text/javascript")
 
     async def style(_: Request) -> Response:
-        return Response(bundle.joinpath("page.css").read_bytes(), media_type="text/css")
+        return Response(bundled("page.css"), media_type="text/css")
 
     async def document(request: Request) -> Response:
         answer: Answer = await asyncio.shield(

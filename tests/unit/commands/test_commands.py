@@ -24,10 +24,11 @@ from stepscope.commands.shared.options import Command
 from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.report.document import Document
+from stepscope.report.document import json_bytes
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.naming import UserCode
 from tests.unit.hand_built import FULL, empty, full
+from tests.unit.rendered import documents_in, json_report
 
 
 class DocumentedRule(Rule):
@@ -238,20 +239,15 @@ class TestDiagnose:
         assert main(["diagnose", trace, "--json", "-"]) == 0
         assert json.loads(capsys.readouterr().out)["schema"] == 1
 
-    def test_html_gets_a_picture_of_every_trace(
+    def test_html_holds_the_documents_of_the_trace(
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         diagnose_as(monkeypatch, full())
-        seen: list[Any] = []
-
-        def document(reports: Any, *about: Any, **options: Any) -> Document:
-            seen.extend(report.picture for report in reports)
-            return Document("", ())
-
-        monkeypatch.setattr("stepscope.report.diagnosis.diagnosis_document", document)
         assert main(["diagnose", trace, "--html", str(tmp_path / "report.html")]) == 0
-        assert (tmp_path / "report.html").read_bytes().startswith(b"<!doctype html>")
-        assert [(picture.start_ns, picture.duration_ns) for picture in seen][:1] == [(0, 120_300_000)]
+        found = documents_in((tmp_path / "report.html").read_text())
+        assert found["diagnosis"] == json.loads(json_bytes(json_report(full())))
+        assert {"session", "timeline", "operators", "lines", "links"} <= found.keys()
+        assert set(found["session"]["documents"]) == {name.partition("?")[0] for name in found} - {"session"}
 
     def test_ranks_are_sorted_and_a_folder_stands_for_its_traces(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

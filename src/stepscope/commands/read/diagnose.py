@@ -37,6 +37,7 @@ from stepscope.errors import UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
+    from stepscope.commands.read.documents import Room
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
@@ -118,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a diff shows your own files, which --redact removes: use only one of them")
     for name in arguments.rule or []:
         rule_named(name)
+    from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
 
@@ -131,7 +133,8 @@ def run(arguments: argparse.Namespace) -> int:
     several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
     traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
     diffs = Diffs(UserSources(Path.cwd()).read)
-    found = (_report(arguments, trace, settings, diffs) for trace in traces)
+    room = Room()
+    found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     across = _across(arguments, [report.rank for report in reports if report.rank is not None])
     reports = _without_answered(reports)
@@ -167,24 +170,33 @@ def parsed_setting(text: str) -> tuple[str, float]:
     return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
 
 
-def _report(arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs) -> TraceReport:
-    """One trace's report, either redacted or with diffs of the user's own lines."""
+def _report(
+    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs, room: Room
+) -> TraceReport:
+    """One trace's report, either redacted or with diffs of the user's own lines.
+
+    Args:
+        room: what the file of --html still has room for.
+    """
+    from stepscope.commands.read.documents import OpenTrace, page_part
     from stepscope.diagnosis.view import View
     from stepscope.report.diagnosis import trace_report
     from stepscope.report.redaction import secrets_in
 
+    view = View(trace, settings, user_code_from(arguments))
     with Progress(f"analysing {trace.metadata.path}", in_bytes=False, arguments=arguments) as progress:
         report = trace_report(
-            View(trace, settings, user_code_from(arguments)),
+            view,
             rules=arguments.rule,
             top=arguments.top if arguments.top is not None else _REPORT_ROWS,
             minimum_share=_minimum_share(arguments),
-            is_drawn=bool(arguments.html),
             progress=progress,
         )
-    if arguments.redact:
-        return redactor_of(arguments, *secrets_in(report.diagnosis)).redact(report)
-    return replace(report, diagnosis=diffs.filled(report.diagnosis))
+    redactor = redactor_of(arguments, *secrets_in(report.diagnosis)) if arguments.redact else None
+    page = page_part(OpenTrace(arguments, trace, view=view), redactor, room) if arguments.html else None
+    if redactor is not None:
+        return replace(redactor.redact(report), page=page)
+    return replace(report, diagnosis=diffs.filled(report.diagnosis), page=page)
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
@@ -225,6 +237,7 @@ def _write(
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
 ) -> None:
+    from stepscope.commands.read.documents import report_file
     from stepscope.report.diagnosis import diagnosis_document, json_reports
 
     targets = (arguments.json, arguments.markdown, arguments.html, arguments.diff)
@@ -233,6 +246,7 @@ def _write(
         arguments,
         lambda: diagnosis_document(reports, across, unreadable),
         top=top,
+        page=lambda: report_file(reports, across, unreadable),
         is_printed=False,
         json=lambda: json_reports(reports, across, unreadable),
     )

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+import msgspec
+
 from stepscope.commands.read import tables
 from stepscope.commands.read.costs import costs_of, note
 from stepscope.commands.shared.options import user_code_from
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
+from stepscope.report.document import compact_json
 from stepscope.view.documents import NoDocument, Options
+from stepscope.view.page import address, page_file, with_options
 
 if TYPE_CHECKING:
     from stepscope.analysis.places import PlaceCosts
     from stepscope.commands.read.tables import TableCommand
+    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
+    from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.view import View
     from stepscope.report.diagnosis import TraceReport
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
+    from stepscope.view.drawings import RankSteps
     from stepscope.view.timeline import TimelineIndex
     from stepscope.whatif.answer import Tried
 
@@ -35,18 +43,21 @@ class OpenTrace:
     Args:
         arguments: with the options of reading and of the user's code.
         whole: the trace that the timeline shows, where the other documents are about a part of it.
+        view: of the trace, if there is one already.
     """
 
-    def __init__(self, arguments: argparse.Namespace, trace: Trace, whole: Trace | None = None) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, trace: Trace, whole: Trace | None = None, view: View | None = None
+    ) -> None:
         self.arguments = arguments
         self.trace = trace
-        self._whole = whole
+        self._whole, self._view = whole, view
 
     @cached_property
     def view(self) -> View:
         from stepscope.diagnosis.view import View
 
-        return View(self.trace, None, user_code_from(self.arguments))
+        return self._view or View(self.trace, None, user_code_from(self.arguments))
 
     @cached_property
     def timeline(self) -> TimelineIndex:
@@ -59,7 +70,7 @@ class OpenTrace:
         """The diagnosis, with all findings, however small."""
         from stepscope.report.diagnosis import trace_report
 
-        report = trace_report(self.view, rules=None, top=ROWS, minimum_share=0.0, is_drawn=False)
+        report = trace_report(self.view, rules=None, top=ROWS, minimum_share=0.0)
         return replace(report, diagnosis=self.diffs.filled(report.diagnosis))
 
     @cached_property
@@ -277,3 +288,160 @@ def _has_telemetry(trace: Trace) -> bool:
 
     place = Path(trace.metadata.path)
     return any(file != place for file in telemetry_files(place))
+
+
+_IN_FILE: Final[tuple[tuple[str, Options], ...]] = (
+    *((name, {}) for name in ("links", "steps", "idle", "lines", "operators", "kernels", "modules", "memory", "flame")),
+    *((name, {}) for name in ("input", "loading", "roofline", "telemetry")),
+)
+"""What a report file has besides session, diagnosis and the timeline of a typical step: the most wanted first."""
+FILE_BYTES: Final = 24 << 20
+"""Of all documents of a report file; a trace gets half of what is left, and what does not fit is left out."""
+_STEP_WIDTH: Final = 4096
+_MOST_SOURCES: Final = 20
+
+
+@dataclass
+class Room:
+    """What a report file still has room for."""
+
+    bytes: int = FILE_BYTES
+
+
+@dataclass(frozen=True)
+class PagePart:
+    """What a report file has of one trace besides its diagnosis.
+
+    Attributes:
+        documents: JSON by the document's address.
+        steps: the trace's row among the ranks.
+    """
+
+    documents: Mapping[str, bytes]
+    steps: RankSteps
+
+
+def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PagePart:
+    """The part of a trace, in at most half of the room that is left; source code only without a redactor."""
+    from stepscope.view.drawings import rank_steps
+
+    found: dict[str, bytes] = {}
+    left = room.bytes // 2
+    for name, options in _wanted_in_file(opened, with_source=redactor is None):
+        try:
+            data = compact_json(_typical_step(opened) if name == "timeline" else MAKERS[name](opened, options))
+        except StepscopeError:
+            continue  # the page has no such view
+        if redactor is not None:
+            data = compact_json(redactor.redact(msgspec.json.decode(data)))
+        if len(data) <= left:
+            left -= len(data)
+            room.bytes -= len(data)
+            found[address(name, options)] = data
+    steps = rank_steps(opened.view)
+    return PagePart(found, steps if redactor is None else redactor.redact(steps))
+
+
+def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[str, Options]]:
+    known = available(opened.trace)
+    yield "timeline", {}
+    yield from ((name, options) for name, options in _IN_FILE if name in known)
+    if "memory-levels" in known:
+        for memory in opened.view.memories:
+            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in ("category", "line"))
+            yield "memory-alive", {"device": memory.device, "time": str(memory.peak_ns)}
+    if with_source:
+        from stepscope.analysis.places import line_table
+
+        files = line_table(opened.trace, costs=opened.costs)["file"].drop_nulls().unique(maintain_order=True)
+        yield from (("source", {"file": file}) for file in files.head(_MOST_SOURCES))
+
+
+def _typical_step(opened: OpenTrace) -> Any:
+    """The timeline of the step nearest to the typical one, slice by slice where they are not too many."""
+    steps = opened.view.steps
+    steps = steps.filter("complete") if steps["complete"].any() else steps
+    if steps.is_empty():
+        return opened.timeline.window(width=_STEP_WIDTH)
+    nearest = (steps["duration_ns"] - opened.view.step_ns).abs().arg_min()
+    start, duration = steps.select("start_ns", "duration_ns").row(nearest)
+    return opened.timeline.window(start, start + duration, _STEP_WIDTH)
+
+
+def session_of(
+    title: str, kind: str, documents: Sequence[str], others: Sequence[str] = (), left_out: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The document that the page begins with.
+
+    Args:
+        kind: "trace", "ranks" or "runs".
+        others: names of what the trace can be compared with.
+        left_out: sentences about what a report file does not have.
+    """
+    from stepscope import __version__
+    from stepscope.report.html import cause_palette, kind_palette
+
+    return {
+        "title": title,
+        "kind": kind,
+        "version": __version__,
+        "documents": list(documents),
+        "others": list(others),
+        "left_out": list(left_out),
+        "causes": cause_palette(),
+        "kinds": kind_palette(),
+    }
+
+
+def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[Unreadable]) -> bytes:
+    """The page of these reports as one file; the first trace's views come first.
+
+    Args:
+        across: findings about the ranks together.
+        unreadable: files that could not be diagnosed.
+    """
+    from stepscope.report.diagnosis import json_report
+    from stepscope.report.format import count, file_name
+
+    found: dict[str, bytes] = {}
+    for number, report in enumerate(reports):
+        metadata = report.diagnosis.metadata
+        chosen = {"rank": metadata.path if metadata.rank is None else str(metadata.rank)}
+        own = {"diagnosis": compact_json(json_report(report)), **report.page.documents}
+        if number == 0:
+            found |= own
+        if len(reports) > 1:
+            found |= {with_options(name, chosen): data for name, data in own.items()}
+    if len(reports) > 1:
+        found |= _ranks_in_file(reports, across)
+    bare = sum("timeline" not in report.page.documents for report in reports)
+    left_out = [f"Of {count(bare)} of {count(len(reports))} traces this file has the diagnosis only."] if bare else []
+    left_out += [f"Not in this report: {each.reason}." for each in unreadable]
+    alone = len(reports) == 1
+    title = file_name(reports[0].diagnosis.metadata.path) or "a trace" if alone else f"{count(len(reports))} traces"
+    names = list(dict.fromkeys(name.partition("?")[0] for name in found))
+    session = compact_json(session_of(title, "trace" if alone else "ranks", names, left_out=left_out))
+    sessions = dict.fromkeys(("session", *_sessions_of(found)), session)
+    return page_file(title, {**sessions, **found})
+
+
+def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
+    """Addresses of the session with each rank."""
+    for name in found:
+        if name.startswith("diagnosis?"):
+            yield name.replace("diagnosis?", "session?", 1)
+
+
+def _ranks_in_file(reports: Sequence[TraceReport], across: Sequence[Finding]) -> dict[str, bytes]:
+    from stepscope.analysis.communication import matched_collectives
+    from stepscope.view.drawings import ranks_json
+
+    steps = [report.page.steps for report in reports]
+    records = [report.rank.collectives for report in reports if report.rank is not None]
+    late = matched_collectives(records if len(records) == len(reports) else [])
+    titles = [finding.title for finding in across]
+    whole = ranks_json(steps, "", late, titles)
+    return {"ranks": compact_json(whole)} | {
+        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles))
+        for cause in ("", *whole["causes"])
+    }

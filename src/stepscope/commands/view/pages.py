@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.read.diagnose import MOST_ROWS
-from stepscope.commands.read.documents import MAKERS, OpenTrace, available
+from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
 from stepscope.commands.shared.reading import open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
 from stepscope.errors import TraceError, UsageError
@@ -214,9 +214,6 @@ class Page:
         return RunIndex()
 
     def _session(self, options: Options) -> dict[str, Any]:
-        from stepscope import __version__
-        from stepscope.report.html import cause_palette, kind_palette
-
         kind, title, documents, others = "runs", "runs", ["runs"], []
         try:
             job = self.job(options)
@@ -228,15 +225,7 @@ class Page:
         except (UsageError, NoDocument, TraceError):
             if self._named is not None:
                 raise
-        return {
-            "title": title,
-            "kind": kind,
-            "version": __version__,
-            "documents": documents,
-            "others": others,
-            "causes": cause_palette(),
-            "kinds": kind_palette(),
-        }
+        return session_of(title, kind, documents, others)
 
 
 def _runs(index: RunIndex) -> list[dict[str, Any]]:
