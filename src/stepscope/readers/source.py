@@ -199,7 +199,7 @@ def _resident_bytes() -> float:
     try:
         with open("/proc/self/statm", "rb") as file:
             return float(int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
-    except (OSError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError, AttributeError):  # Windows has no sysconf
         return 0.0
 
 
