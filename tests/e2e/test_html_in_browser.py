@@ -10,7 +10,6 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.analysis.flame import FlameFrame, FlameGraph
 from stepscope.analysis.picture import PathPiece, PictureGap, PictureLane, PictureSlice, Shown, StepPicture
 from stepscope.compare import compare_traces
 from stepscope.report.comparison import comparison_document
@@ -67,17 +66,6 @@ def column(browser: Browser, table: str, number: int) -> list[str]:
     return texts
 
 
-def flame(name: str) -> FlameGraph:
-    """A line with a quarter of the time in one operator, half in another, which holds a kernel."""
-    frames = (
-        FlameFrame("train.py:20 main", -1, 1_000_000),
-        FlameFrame("aten::mm", 0, 500_000),
-        FlameFrame("gemm", 1, 500_000),
-        FlameFrame(name, 0, 250_000),
-    )
-    return FlameGraph("device", 1_000_000, frames, 2)
-
-
 @pytest.mark.parametrize("name", ["loss", HOSTILE], ids=["plain", "hostile"])
 def test_a_report_is_silent_and_asks_for_nothing(browser: Browser, tmp_path: Path, name: str) -> None:
     # Given
@@ -85,7 +73,7 @@ def test_a_report_is_silent_and_asks_for_nothing(browser: Browser, tmp_path: Pat
     diagnosis = full(operators=operators)
 
     # When
-    report = html_report([diagnosis, empty()], [picture(name), None], flame=[flame(name), None])
+    report = html_report([diagnosis, empty()], [picture(name), None])
     path = opened(browser, tmp_path, report)
     browser.script("document.querySelectorAll('button').forEach(button => button.click())")
 
@@ -252,47 +240,13 @@ def test_the_theme_follows_the_system_until_it_is_chosen(browser: Browser, tmp_p
     assert (by_system, browser.script(colour)) == ("rgb(17, 21, 26)", "rgb(245, 246, 248)")
 
 
-def test_the_flame_graph_zooms_searches_and_obeys_the_keyboard(browser: Browser, tmp_path: Path) -> None:
-    # Given
-    opened(browser, tmp_path, html_report([full()], [None], flame=[flame(HOSTILE)]))
-    names = "[...document.querySelectorAll('.frames button')].map(each => each.textContent)"
-    focused = "document.activeElement.textContent"
-    said = "document.querySelector('.flame output').textContent"
-    assert browser.script(names) == ["train.py:20 main", "aten::mm", "gemm", HOSTILE]
-
-    # When, then: down to the first operator, beside it, back, and in
-    browser.script("document.querySelector('.frames button').focus()")
-    browser.key("ArrowDown")
-    assert browser.script(focused) == "aten::mm"
-    browser.key("ArrowRight")
-    assert browser.script(focused) == HOSTILE
-    browser.key("ArrowLeft")
-    browser.script("document.activeElement.click()")
-    assert browser.script(names) == ["train.py:20 main", "aten::mm", "gemm"]
-    assert browser.script(said) == "aten::mm: 500.0 us, 50.0 %"
-    assert browser.script("document.querySelectorAll('.frames button')[1].style.width") == "100%"
-    browser.key("Escape")
-    browser.script("document.querySelector('.flame [data-do=whole]').click()")
-    assert len(browser.script(names)) == 4
-
-    # When, then: what is found twice in one stack counts once
-    search = "(word => { const box = document.querySelector('.flame input'); box.value = word;"
-    search += " box.dispatchEvent(new Event('input')); })({})"
-    browser.script(search.replace("({})", "('GEM')"))
-    assert browser.script(said) == "1 frames found, 50.0 % of the time"
-    assert browser.script("[...document.querySelectorAll('.frames .found')].map(each => each.textContent)") == ["gemm"]
-    browser.script(search.replace("({})", "('m')"))
-    assert browser.script(said).endswith("100.0 % of the time")
-    assert browser.complaints == []
-
-
 @pytest.mark.parametrize("width", [1280, 375])
 def test_nothing_is_wider_than_the_window(browser: Browser, tmp_path: Path, width: int) -> None:
     # Given
     browser.page("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 500)
 
     # When
-    opened(browser, tmp_path, html_report([full()], [picture("x" * 300)], flame=[flame("y" * 300)]))
+    opened(browser, tmp_path, html_report([full()], [picture("x" * 300)]))
 
     # Then
     assert browser.script("document.documentElement.scrollWidth") <= width

@@ -27,7 +27,7 @@ from stepscope.analysis.blocks import (
 )
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
-from stepscope.trace import Trace, Window
+from stepscope.trace import Trace
 from stepscope.trace.nesting import conformed, gathered
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
@@ -405,66 +405,6 @@ def memory_summary(trace: Trace, memory: DeviceMemory) -> MemorySummary:
 
 MOMENTS: Final = 400
 """Most times in a picture; a longer history keeps the highest and lowest level of each of half as many intervals."""
-MAXIMUM_STEPS: Final = 100
-ROWS: Final = 10
-
-
-@dataclass(frozen=True)
-class MemoryPicture:
-    """One device's memory over time."""
-
-    device: str
-    name: str | None
-    start_ns: int  # start of the drawn time
-    end_ns: int
-    times: tuple[int, ...]  # in order; each level holds until the next time
-    # category -> bytes at each time, for categories that are not empty, from bottom to top. Where lifetimes
-    # are unknown, one band "allocated"
-    bands: dict[str, tuple[int, ...]]
-    reserved: tuple[int, ...] | None  # bytes at each time; None where not recorded
-    capacity_bytes: int | None  # memory of the device; None where unknown
-    peak_ns: int
-    peak_bytes: int
-    steps: tuple[tuple[int, int], ...]  # number and start of complete steps
-    growth_bytes: int | None  # memory kept per step; None where unknown
-    categories: pl.DataFrame  # alive at the peak, as from `alive_table`; the largest rows
-    lines: pl.DataFrame  # alive at the peak, as from `alive_table`; the largest rows
-    line_count: int  # number of rows in all of `lines`
-
-
-def memory_pictures(trace: Trace, *, attribution: Attribution | None = None) -> tuple[MemoryPicture, ...]:
-    """Memory picture of each device with memory events, in the order of `device_memories`."""
-    found = []
-    for memory in device_memories(trace, attribution=attribution):
-        summary, levels = memory_summary(trace, memory), memory.levels
-        chosen = moments(levels["start_ns"].to_numpy(), levels["allocated_bytes"].to_numpy(), memory.peak_row)
-        rows = levels[chosen]
-        times = rows["start_ns"].to_list()
-        marks = memory.steps.sort("start_ns").select("index", "start_ns")
-        span = span_of(memory.steps) or Window(times[0], 0)
-        lines, reserved = summary.lines, rows["reserved_bytes"]
-        found.append(
-            MemoryPicture(
-                device=memory.device,
-                name=summary.name,
-                start_ns=min(times[0], span.start_ns),
-                end_ns=max(times[-1], span.end_ns, times[0] + 1),
-                times=tuple(times),
-                bands=_bands(category_levels(memory, times))
-                if summary.addressed
-                else {"allocated": tuple(rows["allocated_bytes"].to_list())},
-                reserved=None if reserved.null_count() else tuple(reserved.to_list()),
-                capacity_bytes=memory.capacity_bytes,
-                peak_ns=memory.peak_ns,
-                peak_bytes=memory.peak_bytes,
-                steps=tuple(marks.rows()) if marks.height <= MAXIMUM_STEPS else (),
-                growth_bytes=None if summary.growth is None else summary.growth.leak_bytes,
-                categories=summary.categories if summary.addressed else summary.categories.clear(),
-                lines=lines.head(ROWS) if summary.addressed else lines.clear(),
-                line_count=lines.height,
-            )
-        )
-    return tuple(found)
 
 
 def moments(times: Times, levels: Times, peak: int) -> Times:
@@ -478,8 +418,3 @@ def moments(times: Times, levels: Times, peak: int) -> Times:
         highest=pl.col("row").get(pl.col("level").arg_max()), lowest=pl.col("row").get(pl.col("level").arg_min())
     )
     return np.unique(np.concatenate([ends["highest"], ends["lowest"], [0, peak, len(times) - 1]]))
-
-
-def _bands(held: pl.DataFrame) -> dict[str, tuple[int, ...]]:
-    levels = {each: tuple(held.filter(category=each)["bytes"].to_list()) for each in ("before", *CATEGORIES)}
-    return {category: values for category, values in levels.items() if any(values)}

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from stepscope.analysis.flame import FlameGraph
-from stepscope.analysis.memory import MemoryPicture
 from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, StepTime, Unreadable
@@ -41,8 +39,8 @@ from stepscope.report.document import (
 )
 from stepscope.report.energy import measured_section, trace_json
 from stepscope.report.format import count, duration, file_name, printable, share, size, warning_sentence
-from stepscope.report.html import flame_view, picture_view
-from stepscope.report.memory import memory_view, telemetry_view
+from stepscope.report.html import picture_view
+from stepscope.report.memory import telemetry_view
 from stepscope.report.places import glances, serving_glance
 from stepscope.report.words import (
     afterwards_sentence,
@@ -86,8 +84,6 @@ class TraceReport:
     Attributes:
         picture: a typical step.
         telemetry: what the program logged and sampled.
-        flame: time by the user's code.
-        memory: memory over time, one picture per device.
         rank: record for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
         page: what a report file keeps of the trace besides.
@@ -96,8 +92,6 @@ class TraceReport:
     diagnosis: Diagnosis
     picture: StepPicture | None = None
     telemetry: TelemetryPicture | None = None
-    flame: FlameGraph | None = None
-    memory: tuple[MemoryPicture, ...] = ()
     rank: RankRecord | None = None
     energy: TraceEnergy | None = None
     page: Any = None
@@ -479,16 +473,7 @@ def _steps(report: TraceReport, key: str) -> Iterator[Section]:
 
 
 def _drawings(report: TraceReport, key: str) -> Iterator[Section]:
-    """Flame graph, memory and telemetry, which only a page draws, and energy."""
-    if report.flame is not None and report.flame.frames:
-        drawing = Drawing("flame", {"id": key, **flame_view(report.flame)})
-        title = "Where the time goes, by your code"
-        yield Section(title, (drawing,), id=f"{key}-flame", link="Flame graph", only="page")
-    if report.memory:
-        blocks = [block for picture in report.memory for block in memory_view(picture)]
-        yield Section(
-            "Memory over time", tuple(blocks), id=f"{key}-memory", link="Memory", style="telemetry memory", only="page"
-        )
+    """Energy, and telemetry, which only a page draws."""
     if report.energy is not None:
         yield measured_section(report.energy, id=f"{key}-energy", link="Energy")
     if report.telemetry is not None:

@@ -10,7 +10,6 @@ import base64
 import hashlib
 import io
 import json
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from importlib.resources import files
@@ -19,9 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import polars as pl
 from markupsafe import Markup
 
-from stepscope.analysis.flame import FlameGraph
 from stepscope.analysis.host import CAUSES
-from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.picture import PathPiece, Shown, StepPicture
 from stepscope.report import document as doc
 from stepscope.report.format import cell, count, duration, printable, share
@@ -224,43 +221,8 @@ def _cause_order(cause: str) -> tuple[int, str]:
     return (order.index(cause) if cause in CAUSES else len(order), cause)
 
 
-KINDS: Final = ("line", "phase", "operator", "other")
-_LINE: Final = re.compile(r".+:\d+ .+", re.DOTALL)
-_OPERATOR: Final = re.compile(r"^[\w.]+::\w|Backward\d*$")
-
-
-def flame_view(graph: FlameGraph) -> TemplateVariables:
-    """The graph's data for the page's script, what its widths are, and what it leaves out."""
-    names: dict[str, int] = {}
-    frames = [[names.setdefault(frame.name, len(names)), frame.parent, frame.ns] for frame in graph.frames]
-    data = {
-        "total": graph.total_ns,
-        "frames": frames,
-        "names": list(names),
-        "kinds": [KINDS.index(kind_of_frame(name)) for name in names],
-    }
-    return {
-        "data": script_json(data),
-        "total": duration(graph.total_ns),
-        "basis": "device time" if graph.basis == "device" else "operators’ own time",
-        "reduced": f"{count(graph.dropped)} smaller frames are left out" if graph.dropped else "",
-        "kinds": [kind for kind in KINDS if any(kind_of_frame(name) == kind for name in names)],
-    }
-
-
-def kind_of_frame(name: str) -> str:
-    """What a frame of a flame graph is, one of KINDS."""
-    if name in PHASES:
-        return "phase"
-    if _LINE.fullmatch(name):
-        return "line"
-    return "operator" if _OPERATOR.search(name) else "other"
-
-
-_SCRIPTS: Final = ("picture.js", "flame.js", "telemetry.js", "sweep.js", "report.js")
+_SCRIPTS: Final = ("picture.js", "telemetry.js", "sweep.js", "report.js")
 _STYLES: Final = {
-    "flame": ("flame.css",),
-    "memory": ("telemetry.css", "memory.css"),
     "telemetry": ("telemetry.css",),
     "changes": ("compare.css",),
     "steps_beside": ("compare.css",),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any, Final
 
 import polars as pl
-from markupsafe import Markup
 
 from stepscope.analysis.blocks import CATEGORIES
-from stepscope.analysis.memory import DeviceMemory, MemoryPicture, MemorySummary
+from stepscope.analysis.memory import DeviceMemory, MemorySummary
 from stepscope.analysis.telemetry import PlotLine, TelemetryPicture, TelemetryPlot
-from stepscope.report.document import Block, Document, Drawing, Facts, Group, Section, Table, Text, fields, stamped
+from stepscope.report.document import Block, Document, Facts, Group, Section, Table, Text, fields, stamped
 from stepscope.report.format import cell, clock, count, duration, share, size
 from stepscope.report.html import TemplateVariables, script_json
 
@@ -221,106 +220,6 @@ _COLOURS: Final = {
     "allocated": 0,
 }
 """Category -> index of its line colour, the same on every page."""
-
-
-def memory_view(picture: MemoryPicture) -> Iterator[Block]:
-    """One device: its memory by category as a drawing, and what was alive at the peak."""
-    top = _top(picture)
-    whole = max(picture.end_ns - picture.start_ns, 1)
-    name = "The host's memory" if picture.device == "cpu" else f"Device {picture.device}"
-    name = " · ".join(filter(None, (name, picture.name)))
-    view = {
-        "name": name,
-        "sentence": _sentence(picture),
-        "bands": _drawn(picture, top),
-        "reserved": None if picture.reserved is None else _steps(picture, picture.reserved, top),
-        "steps": [{"left": 100 * (start - picture.start_ns) / whole} for _, start in picture.steps],
-        "peak": {
-            "left": 100 * (picture.peak_ns - picture.start_ns) / whole,
-            "top": 100 * (1 - picture.peak_bytes / top),
-        },
-        "ticks": [size(top * part / 4) for part in range(4, -1, -1)],
-        "begin": cell("start_ns", picture.start_ns),
-        "end": cell("start_ns", picture.end_ns),
-        "legend": [
-            {"label": band.replace("_", " "), "colour": _COLOURS[band], "tip": CATEGORIES.get(band, "")}
-            for band in picture.bands
-        ],
-        "data": _data(picture),
-    }
-    tables = {
-        "Alive at the peak, by category": Table(picture.categories),
-        "Alive at the peak, by line": Table(picture.lines, "lines", picture.line_count),
-    }
-    alive = [Section(title, (table,)) for title, table in tables.items() if table.frame.height]
-    yield Section(name, (Text(_sentence(picture), "muted"), Drawing("memory", view), *alive))
-
-
-def _sentence(picture: MemoryPicture) -> str:
-    parts = [f"At most {size(picture.peak_bytes)} were allocated, at {cell('start_ns', picture.peak_ns)}"]
-    if picture.reserved is not None:
-        parts.append(f"{size(max(picture.reserved))} reserved")
-    if picture.capacity_bytes and picture.device != "cpu":
-        held = max(picture.reserved or (picture.peak_bytes,))
-        parts.append(f"{share(held / picture.capacity_bytes)} of the device’s {size(picture.capacity_bytes)}")
-    if picture.growth_bytes:
-        parts.append(f"each step leaves {size(picture.growth_bytes)} behind")
-    return "; ".join(parts) + "."
-
-
-def _top(picture: MemoryPicture) -> int:
-    """The plot's upper limit in bytes: above everything drawn, up to the device's capacity if that is near."""
-    highest = max(picture.peak_bytes, *(picture.reserved or (0,)), 1)
-    capacity = picture.capacity_bytes
-    if capacity and picture.device != "cpu" and highest <= capacity <= 2 * highest:
-        return capacity
-    unit = 1 << max((highest - 1).bit_length() - 3, 0)
-    return -(-highest // unit) * unit
-
-
-def _x(picture: MemoryPicture, time: int) -> str:
-    return f"{_WIDTH * (time - picture.start_ns) / max(picture.end_ns - picture.start_ns, 1):.1f}"
-
-
-def _y(value: float, top: int) -> str:
-    return f"{_HEIGHT * (1 - min(value / top, 1)):.1f}"
-
-
-def _drawn(picture: MemoryPicture, top: int) -> list[TemplateVariables]:
-    """Each band as a closed stepped path between the cumulated sums below and above it."""
-    below = [0] * len(picture.times)
-    result = []
-    for band, values in picture.bands.items():
-        above = [low + value for low, value in zip(below, values, strict=True)]
-        path = _steps(picture, above, top) + _back(picture, below, top) + "Z"
-        result.append({"path": path, "colour": _COLOURS[band]})
-        below = above
-    return result
-
-
-def _steps(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
-    """Path from left to right; each level holds until the next moment."""
-    path = f"M{_x(picture, picture.times[0])} {_y(values[0], top)}"
-    for (_, here), value in zip(pairwise(picture.times), values[1:], strict=True):
-        path += f"H{_x(picture, here)}V{_y(value, top)}"
-    return path + f"H{_x(picture, picture.end_ns)}"
-
-
-def _back(picture: MemoryPicture, values: Sequence[int], top: int) -> str:
-    """The same path from right to left."""
-    path = f"V{_y(values[-1], top)}"
-    for here, value in zip(reversed(picture.times[1:]), reversed(values[:-1]), strict=True):
-        path += f"H{_x(picture, here)}V{_y(value, top)}"
-    return path + f"H{_x(picture, picture.times[0])}"
-
-
-def _data(picture: MemoryPicture) -> Markup:
-    seconds = [round((time - picture.start_ns) / 1e9, 9) for time in picture.times]
-    lines = [[band.replace("_", " "), seconds, list(values), None] for band, values in picture.bands.items()]
-    if picture.reserved is not None:
-        lines.append(["reserved", seconds, list(picture.reserved), None])
-    data = {"seconds": max(picture.end_ns - picture.start_ns, 1) / 1e9, "unit": "bytes", "lines": lines}
-    return script_json(data)
 
 
 NAMED_LINES: Final = 8

@@ -5,6 +5,7 @@ Every figure comes from the analysis that the command of the same subject prints
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -16,6 +17,7 @@ from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.flame import flame_graph
 from stepscope.analysis.input_pipeline import MOST_WORKERS
 from stepscope.analysis.memory import GROUPINGS, DeviceMemory, alive_at, levels_by, memory_summary, moments
+from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.roofline import device_peaks, peaks_or_bounds, roofline_table, with_graphs
 from stepscope.analysis.steps import span_of
 from stepscope.analysis.telemetry import TelemetryPicture
@@ -23,7 +25,6 @@ from stepscope.diagnosis.loading import loading_of
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.report.format import count, duration, share
-from stepscope.report.html import KINDS, kind_of_frame
 from stepscope.report.memory import facts
 from stepscope.trace import Trace, Window
 
@@ -50,6 +51,19 @@ _OF_LINES: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55
 _REST: Final = "#9aa0a6"
 
 
+_KINDS: Final = ("line", "phase", "operator", "other")
+_LINE: Final = re.compile(r".+:\d+ .+", re.DOTALL)
+_OPERATOR: Final = re.compile(r"^[\w.]+::\w|Backward\d*$")
+
+
+def _kind_of_frame(name: str) -> str:
+    if name in PHASES:
+        return "phase"
+    if _LINE.fullmatch(name):
+        return "line"
+    return "operator" if _OPERATOR.search(name) else "other"
+
+
 def flame_json(view: View) -> Json:
     """Time by stack; frames as (name, frame below it, nanoseconds)."""
     graph = flame_graph(view.trace, view.attribution)
@@ -60,7 +74,7 @@ def flame_json(view: View) -> Json:
         "total_ns": graph.total_ns,
         "dropped": graph.dropped,
         "names": list(names),
-        "kinds": [KINDS.index(kind_of_frame(name)) for name in names],
+        "kinds": [_KINDS.index(_kind_of_frame(name)) for name in names],
         "frames": frames,
     }
 

@@ -89,9 +89,6 @@
     });
     pictures.set(element.dataset.id, picture);
   });
-  document.querySelectorAll(".flame").forEach((element) => {
-    new FlameGraph(element, JSON.parse(document.getElementById(element.dataset.id + "-flame-data").textContent));
-  });
   document.querySelectorAll(".show").forEach((button) => button.addEventListener("click", () => {
     const { picture, start, duration } = button.dataset;
     pictures.get(picture).show(Number(start), Number(duration));
