@@ -120,10 +120,12 @@ def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord |
         waited = 0 if record is None else waits[record.name]
         return finding.rule != asks or waited < EXPLAINED * finding.saving_ns_per_step
 
-    return [
-        replace(diagnosis, findings=tuple(each for each in diagnosis.findings if stays(each, record)))
-        for diagnosis, record in zip(diagnoses, records, strict=True)
-    ]
+    def without(diagnosis: Diagnosis, record: RankRecord | None) -> Diagnosis:
+        findings = tuple(each for each in diagnosis.findings if stays(each, record))
+        dropped = len(findings) < len(diagnosis.findings)  # with them goes what all findings save together
+        return replace(diagnosis, findings=findings, together=None if dropped else diagnosis.together)
+
+    return [without(diagnosis, record) for diagnosis, record in zip(diagnoses, records, strict=True)]
 
 
 def _waits_ns(matched: pl.DataFrame) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
+from stepscope.diagnosis.diagnosis import Together
 from stepscope.diagnosis.ranks import diagnose_ranks, rank_record, without_answered, without_waits
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
@@ -83,8 +84,11 @@ def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:
     ranks = [rank(0, 100), rank(1, 500)]
     [about] = diagnose_ranks(ranks)
     said = replace(about, rule="exposed-communication", saving_ns_per_step=600)
-    diagnoses, records = [replace(diagnose(each), findings=(said,)) for each in ranks], list(map(rank_record, ranks))
+    both = Together(2, 700, 0.5, 0.6)
+    diagnoses = [replace(diagnose(each), findings=(said,), together=both) for each in ranks]
+    records = list(map(rank_record, ranks))
 
+    assert [each.together for each in without_waits(diagnoses, records)] == [None, both]
     assert [each.findings for each in without_waits(diagnoses, records)] == [(), (said,)]  # rank 0 waits for 400 ns
     assert without_waits(diagnoses, [None, None]) == diagnoses
 

@@ -2,12 +2,12 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { LineLink, remedyTabs, Saving, CONFIDENCE, showFinding } from "../parts/finding";
 import { Shown, Tabs } from "../parts/controls";
 import { StepBar } from "../parts/step-bar";
-import { useDocument } from "../document";
+import { useDocument, useOptional } from "../document";
 import { sentence, short } from "../format";
 import { useRelated } from "../related";
 import type { Diagnosis, Finding, Session, Step } from "../schema";
 import { findingValues, isRelated } from "../selection";
-import { choose, selection } from "../state";
+import { choose, selection, show } from "../state";
 import { toggle } from "../parts/causes";
 import { Timeline } from "../timeline/timeline";
 import { AllFindings, Doubts } from "./findings";
@@ -22,10 +22,25 @@ export function Overview() {
   return (
     <>
       <p class="headline">{diagnosis.value?.headline}</p>
+      {session.value?.documents.includes("ranks") && <Together />}
       <Shown of={diagnosis} height={640}>
         {(value) => <First diagnosis={value} session={session.value} />}
       </Shown>
     </>
+  );
+}
+
+/** What the ranks tell together; its place is there before they have been read. */
+function Together() {
+  const ranks = useOptional("ranks");
+  const said = ranks?.sentences.map(sentence).join(" ");
+  return (
+    <p class="together">
+      {ranks ? said || "The ranks together tell nothing that one of them does not." : "Reading the other ranks…"}{" "}
+      <button type="button" class="link" onClick={() => show("ranks")}>
+        All ranks
+      </button>
+    </p>
   );
 }
 
