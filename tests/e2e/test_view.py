@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import re
@@ -9,6 +11,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -19,6 +23,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import run_here
+from tests.unit.small_traces import complete
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "gpt2_per_token_loss_cpu.json.gz"
 
@@ -82,6 +87,38 @@ def test_its_figures_are_those_of_the_commands(served: tuple[subprocess.Popen[st
     assert set(answer(opened, address, "session")["documents"]) >= {"diagnosis", "timeline", "whatif", "plan"}
 
 
+def test_a_trace_opens_no_file_but_source(tmp_path: Path) -> None:
+    """A recording may name any file: what is no Python is not shown, and what lies elsewhere is in no report."""
+    elsewhere = tmp_path / "elsewhere"
+    here = tmp_path / "here"
+    for folder in (elsewhere, here):
+        folder.mkdir()
+        (folder / "train.py").write_text(f"secret = '{folder.name}'\n")
+    (elsewhere / "keys").write_text("secret = 'keys'\n")
+    files = [str(here / "train.py"), str(elsewhere / "train.py"), str(elsewhere / "keys")]
+    events = [complete(f"ProfilerStep#{at}", "user_annotation", 1000 * at, 900) for at in range(3)]
+    for at, file in enumerate(files):
+        frame = complete(f"{file}(1): main", "python_function", 1000 * at + 10, 800)
+        events += [frame | {"args": {"Python id": at}}, complete("aten::mm", "cpu_op", 1000 * at + 20, 700)]
+    trace = tmp_path / "trace.json"
+    trace.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+
+    program, address = started(str(trace))
+    opened = opener(address)
+    assert "elsewhere" in answer(opened, address, f"source?file={files[1]}")["text"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        answer(opened, address, f"source?file={files[2]}")
+    program.kill()
+    program.communicate()
+
+    report = tmp_path / "report.html"
+    assert run_here("diagnose", trace, "--html", report, folder=here).code == 0
+    text = report.read_text()
+    assert "secret = 'here'" in text.replace("\\u0027", "'")
+    assert "secret = 'elsewhere'" not in text.replace("\\u0027", "'")
+    assert "secret = 'keys'" not in text.replace("\\u0027", "'")
+
+
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process")
 def test_control_c_ends_it_quietly() -> None:
     program, address = started(str(SAMPLE))
@@ -90,6 +127,25 @@ def test_control_c_ends_it_quietly() -> None:
     out, err = program.communicate(timeout=60)
     assert program.returncode == 0
     assert (out, "Traceback" in err) == ("", False)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process")
+def test_control_c_ends_it_quietly_while_it_computes() -> None:
+    program, address = started(str(SAMPLE))
+    opened = opener(address)
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException):  # it breaks off
+            answer(opened, address, "plan")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.5)
+    program.send_signal(signal.SIGINT)
+    out, err = program.communicate(timeout=60)
+    asking.join(60)
+    assert program.returncode == 0
+    assert (out, "Traceback" in err, "Error" in err) == ("", False, False)
 
 
 def test_it_ends_after_a_time_without_requests() -> None:

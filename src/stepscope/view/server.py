@@ -78,7 +78,7 @@ class Door:
 
     def is_from_elsewhere(self, host: str, origin: str | None, site: str | None) -> bool:
         """Whether another site's page sends the request."""
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        if origin is not None and _place(origin) != host.lower():
             return True
         return site not in (None, "same-origin", "none")
 
@@ -90,6 +90,13 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
     return host.lower() == "localhost"
+
+
+def _place(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
 
 
 def _host_name(host: str) -> str | None:
@@ -220,6 +227,7 @@ def serve(documents: Documents, door: Door, opened: socket.socket, idle_after_s:
     settings = uvicorn.Config(
         application(documents, door, seen),
         log_config=None,
+        log_level="critical",  # what ends or breaks off while it is answered is no news
         access_log=False,
         lifespan="off",
         ws="none",

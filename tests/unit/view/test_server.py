@@ -77,7 +77,13 @@ def test_a_remote_host_has_no_name_that_a_site_could_choose() -> None:
 
 
 @pytest.mark.parametrize(
-    "headers", [{"origin": "http://evil.example"}, {"origin": "null"}, {"sec-fetch-site": "cross-site"}]
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://["},
+        {"sec-fetch-site": "cross-site"},
+    ],
 )
 def test_pages_of_other_sites_are_refused(known: TestClient, headers: dict[str, str]) -> None:
     assert known.get("/api/options", headers=headers).status_code == 403

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -95,7 +96,7 @@ class OpenTrace:
 Maker: TypeAlias = Callable[[OpenTrace, Options], Any]
 
 
-def number(options: Options, name: str, *, least: int = -(2**63), most: int = 2**63 - 1) -> int | None:
+def number(options: Options, name: str, *, least: int = -(2**62), most: int = 2**62) -> int | None:
     """A whole number of the address; None where it has none.
 
     Raises:
@@ -160,11 +161,13 @@ def _modules(opened: OpenTrace, options: Options) -> Any:
 def _source(opened: OpenTrace, options: Options) -> Any:
     """A file of the user's code that the lines name, as `stepscope lines TRACE FILE` shows it."""
     from stepscope.analysis.places import line_table
-    from stepscope.commands.shared.reading import source_lines
+    from stepscope.commands.shared.reading import SOURCE_ENDINGS, source_lines
 
     file = options.get("file", "")
     if file not in line_table(opened.trace, costs=opened.costs)["file"].drop_nulls():
         raise NoDocument("the trace's lines are not of this file")
+    if not file.endswith(SOURCE_ENDINGS):  # a trace can name any file of this machine
+        raise NoDocument("only source files of Python are shown")
     found = source_lines(file, file, None)
     if found is None:
         missing = f"{file} was not found here: start stepscope view where the file is"
@@ -354,7 +357,15 @@ def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[s
         from stepscope.analysis.places import line_table
 
         files = line_table(opened.trace, costs=opened.costs)["file"].drop_nulls().unique(maintain_order=True)
-        yield from (("source", {"file": file}) for file in files.head(_MOST_SOURCES))
+        yield from (("source", {"file": file}) for file in files.head(_MOST_SOURCES) if _is_below_here(file))
+
+
+def _is_below_here(file: str) -> bool:
+    """Whether a file is in the folder that the command was started in: a report to share has no other's source."""
+    try:
+        return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(os.curdir))
+    except ValueError:  # an invalid name, such as with a null character
+        return False
 
 
 def _typical_step(opened: OpenTrace) -> Any:

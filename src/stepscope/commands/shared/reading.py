@@ -34,7 +34,7 @@ LARGEST_SHOWN_BYTES: Final = 8 * 2**20
 MOST_FILES: Final = 64
 """Most files read, since a trace can name any number."""
 _INSTALLED: Final = ("site-packages", "dist-packages")
-_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
+SOURCE_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
 
 
 class UserSources:
@@ -123,7 +123,7 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
         parts = [part for part in PurePosixPath(recorded.replace("\\", "/")).parts if part not in ("/", "..")]
         return [Path(root, *parts[first:]) for first in range(len(parts))]
     # A path from the trace is opened only if it can be source text; a path from the user always.
-    return [Path(wanted), *([Path(recorded)] if recorded.endswith(_ENDINGS) else [])]
+    return [Path(wanted), *([Path(recorded)] if recorded.endswith(SOURCE_ENDINGS) else [])]
 
 
 def _lines(place: Path) -> list[str]:

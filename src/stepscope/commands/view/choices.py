@@ -95,7 +95,7 @@ def _compare(job: Job, options: Options) -> Any:
     if not job.others:
         raise NoDocument("there is nothing to compare with: stepscope view BEFORE AFTER opens both")
     number = options.get("with", "0")
-    if not number.isdecimal() or int(number) >= len(job.others):
+    if number not in map(str, range(len(job.others))):
         raise NoDocument("that was not named on the command line")
     arguments = _arguments(job, compare.COMPARE, options, (), (), job.others[int(number)])
     return comparison_json(compare.compared(arguments), top=0)

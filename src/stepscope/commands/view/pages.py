@@ -73,7 +73,7 @@ class Job:
         wanted = options["rank"]
         known = [file for file, rank in self._ranks.items() if str(rank) == wanted]
         likely = [file for file in self.files if wanted == str(file) or _RANK.findall(str(file))[-1:] == [wanted]]
-        for file in dict.fromkeys([*known, *likely, *self.files]):
+        for file in dict.fromkeys([*likely, *known, *self.files]):  # the same whatever was opened before
             opened = self._opened(file)
             if opened is not None and wanted in (str(opened.trace.metadata.rank), str(file)):
                 return opened
