@@ -55,7 +55,7 @@ def test_a_program_does_not_differ_from_itself(machine: Machine, folder: Path) -
 
     found = compare_traces(trace, trace)
 
-    assert found.samples.verdict == "no difference shown"
+    assert found.samples.verdict in ("no difference shown", "too few steps")
     for table in (found.causes, found.operators, found.kernels, found.lines, found.modules, found.communication):
         assert set(table["match"]) <= {"same"}
         assert set(table["difference_ns"]) <= {0.0}

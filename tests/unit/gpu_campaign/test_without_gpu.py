@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -33,6 +34,16 @@ SAMPLES = pl.DataFrame(
 )
 FEW = 2
 """Steps: fewer than a graph's capture waits for, which stand-ins cannot make."""
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_torch() -> Iterator[None]:
+    """The programs raise and lower limits, as a user's would: for themselves only."""
+    import torch._dynamo
+
+    limit = torch._dynamo.config.recompile_limit
+    yield
+    torch._dynamo.config.recompile_limit = limit
 
 
 def triton(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
