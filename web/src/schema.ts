@@ -204,6 +204,7 @@ export interface Diagnosis {
   steps: {
     source: "annotation" | "inferred" | "none";
     step_ns: number;
+    unrecorded_ns: number | null; // of a step that was not recorded, which savings are shares of
     count: number;
     set_apart: { index: number; duration_ns: number; [more: string]: unknown }[];
     list: Step[];

@@ -60,10 +60,13 @@ function Try({ apply }: { apply: string[] }) {
   );
 }
 
-export const Saving = ({ finding }: { finding: Finding }) =>
+/** Nanoseconds of a step that a share of it would save: of an unrecorded one, if its time is known. */
+export const saved = (part: number, { steps }: Diagnosis) => Math.round(part * (steps.unrecorded_ns ?? steps.step_ns));
+
+export const Saving = ({ finding, diagnosis }: { finding: Finding; diagnosis: Diagnosis }) =>
   finding.saving_ns_per_step > 0 ? (
     <span class="gain">
-      {duration(finding.saving_ns_per_step)} <span class="part">{share(finding.saving_share)}</span>
+      {duration(saved(finding.saving_share, diagnosis))} <span class="part">{share(finding.saving_share)}</span>
     </span>
   ) : (
     <span class="muted">{finding.ends_run_in_ns === null ? "No saving promised" : `Ends the run in ${duration(finding.ends_run_in_ns)}`}</span>
@@ -89,7 +92,7 @@ export function FindingDetail({ finding, value, number, diagnosis }: { finding: 
       <header>
         <span class="rank">{number}</span>
         <h3>{sentence(short(finding.title, 600))}</h3>
-        <Saving finding={finding} />
+        <Saving finding={finding} diagnosis={diagnosis} />
       </header>
       <div class="facts">
         <span data-tip={`Severity: ${finding.severity}`}>

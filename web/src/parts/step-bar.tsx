@@ -54,6 +54,7 @@ export function StepBar({ diagnosis, session, related }: { diagnosis: Diagnosis;
         <h2>
           {what}: {duration(shown.whole)}
         </h2>
+        {diagnosis.steps.unrecorded_ns !== null && <span class="muted">while recorded, {duration(diagnosis.steps.unrecorded_ns)} without</span>}
         {once && <span class="muted">with {duration(once.ns)} done once</span>}
         {times.length === 1 && <span class="muted">{shown.device === null ? "of the launching thread" : `of device ${shown.device}`}</span>}
         {times.length > 1 && (

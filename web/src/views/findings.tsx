@@ -3,7 +3,7 @@
 import { useDocument } from "../document";
 import { count, duration, sentence, share, short } from "../format";
 import { Empty, Shown } from "../parts/controls";
-import { FindingDetail } from "../parts/finding";
+import { FindingDetail, saved } from "../parts/finding";
 import { useRelated } from "../related";
 import type { Diagnosis } from "../schema";
 import { findingValues, isRelated, type Related } from "../selection";
@@ -85,7 +85,8 @@ export function AllFindings({ diagnosis, related }: { diagnosis: Diagnosis; rela
   );
 }
 
-function Together({ diagnosis: { together } }: { diagnosis: Diagnosis }) {
+function Together({ diagnosis }: { diagnosis: Diagnosis }) {
+  const { together } = diagnosis;
   if (!together) return null;
   const isSum = Math.abs(together.share - together.sum_share) < 0.01;
   const against = isSum ? "they add up" : together.share < together.sum_share ? `not ${share(together.sum_share)}: they overlap` : `more than their sum of ${share(together.sum_share)}`;
@@ -93,7 +94,7 @@ function Together({ diagnosis: { together } }: { diagnosis: Diagnosis }) {
     <span class="together">
       {count(together.count)} of them together save{" "}
       <span class="gain">
-        {duration(together.saving_ns_per_step)} ({share(together.share)})
+        {duration(saved(together.share, diagnosis))} ({share(together.share)})
       </span>
       <span class="muted">, {against}</span>
     </span>

@@ -53,7 +53,7 @@ function First({ diagnosis, session }: { diagnosis: Diagnosis; session?: Session
       <div class="timeline-place">
         <Strip diagnosis={diagnosis} />
       </div>
-      <Cards findings={diagnosis.findings.slice(0, FIRST)} values={values} isShown={(value) => isRelated(related, "finding", value)} />
+      <Cards findings={diagnosis.findings.slice(0, FIRST)} diagnosis={diagnosis} values={values} isShown={(value) => isRelated(related, "finding", value)} />
       <Doubts diagnosis={diagnosis} />
       <AllFindings diagnosis={diagnosis} related={related} />
     </>
@@ -70,7 +70,7 @@ function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
   return <Timeline compact {...place} height={STRIP} onCause={(cause) => toggle("cause", cause)} />;
 }
 
-function Cards({ findings, values, isShown }: { findings: Finding[]; values: string[]; isShown: (value: string) => boolean }) {
+function Cards({ findings, diagnosis, values, isShown }: { findings: Finding[]; diagnosis: Diagnosis; values: string[]; isShown: (value: string) => boolean }) {
   const [open, setOpen] = useState<{ value: string; tab: string } | null>(null);
   const panel = useRef<HTMLDivElement>(null);
   useEffect(() => panel.current?.scrollIntoView({ block: "nearest" }), [open]);
@@ -79,7 +79,7 @@ function Cards({ findings, values, isShown }: { findings: Finding[]; values: str
     <section aria-label="First findings">
       <div class="cards">
         {findings.map((finding, place) => (
-          <Card finding={finding} value={values[place]!} isDim={!isShown(values[place]!)} open={open} onOpen={setOpen} />
+          <Card finding={finding} diagnosis={diagnosis} value={values[place]!} isDim={!isShown(values[place]!)} open={open} onOpen={setOpen} />
         ))}
       </div>
       {open && opened && (
@@ -93,7 +93,7 @@ function Cards({ findings, values, isShown }: { findings: Finding[]; values: str
 
 type Open = { value: string; tab: string } | null;
 
-function Card({ finding, value, isDim, open, onOpen }: { finding: Finding; value: string; isDim: boolean; open: Open; onOpen: (open: Open) => void }) {
+function Card({ finding, diagnosis, value, isDim, open, onOpen }: { finding: Finding; diagnosis: Diagnosis; value: string; isDim: boolean; open: Open; onOpen: (open: Open) => void }) {
   const chosen = selection.value;
   const isChosen = chosen?.kind === "finding" && chosen.value === value;
   const place = finding.where[0];
@@ -101,7 +101,7 @@ function Card({ finding, value, isDim, open, onOpen }: { finding: Finding; value
     <article class={`card ${finding.severity}${isDim ? " dim" : ""}`} data-chosen={isChosen}>
       <div class="card-head">
         <i class="severity" data-tip={`Severity: ${finding.severity}`} />
-        <Saving finding={finding} />
+        <Saving finding={finding} diagnosis={diagnosis} />
         <span class="spring" />
         <span class="muted small" data-tip={CONFIDENCE[finding.confidence]}>
           confidence {finding.confidence}
@@ -112,7 +112,7 @@ function Card({ finding, value, isDim, open, onOpen }: { finding: Finding; value
           {sentence(short(finding.title))}
         </button>
       </h3>
-      <div class="card-place">{place ? <LineLink place={place} /> : <span class="muted small">no line of your code was recorded</span>}</div>
+      <div class="card-place">{place ? <LineLink place={place} /> : <span class="muted small">not at a line of your code</span>}</div>
       <div class="card-actions">
         <button type="button" onClick={() => showFinding(value, finding)}>
           Show

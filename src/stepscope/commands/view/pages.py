@@ -217,7 +217,7 @@ class Page:
         kind, title, documents, others = "runs", "runs", ["runs"], []
         try:
             job = self.job(options)
-            title = Path(job.path).name if len(job.files) > 1 else job.files[0].name
+            title = _title(job)
             documents = [*(documents if self._named is None else ()), *job.documents]
             others = [os.path.basename(each) or each for each in job.others]
             if self._named is not None:
@@ -226,6 +226,16 @@ class Page:
             if self._named is not None:
                 raise
         return session_of(title, kind, documents, others)
+
+
+def _title(job: Job) -> str:
+    """The name of the run or the folder of ranks, else of the trace."""
+    from stepscope.record.run_folder import is_run_folder
+
+    run = job.files[0].parent.parent
+    if is_run_folder(run):
+        return run.name
+    return Path(job.path).name if len(job.files) > 1 else job.files[0].name
 
 
 def _runs(index: RunIndex) -> list[dict[str, Any]]:
