@@ -360,7 +360,6 @@ export interface Run {
   state: string; // as `stepscope runs` says it: "done", "not ended", "exit 1", "gone"
   traces: number;
   bytes: number;
-  recorded: [recorded: number, asked: number] | null; // steps, of a run that records now
 }
 
 /** `ranks?cause`: a figure of each rank and step; without a cause, the step's time. */

@@ -258,12 +258,13 @@ def parsers(wanted: str = "") -> tuple[CommandParser, dict[str, CommandParser]]:
     """The main parser, and the commands' parsers by name: only the wanted one, if there is such a command."""
     from stepscope import __version__
 
-    description = f"{_DESCRIPTION}\n{_all_commands()}"
+    chosen = [each for each in COMMANDS if each.name == wanted]
+    description = _DESCRIPTION if chosen else f"{_DESCRIPTION}\n{_all_commands()}"
     parser = CommandParser(prog="stepscope", usage="stepscope COMMAND ...", description=description, epilog=_EXAMPLES)
     parser.add_argument("--version", action="version", version=f"stepscope {__version__}")
     choices = parser.add_subparsers(metavar="COMMAND", help=argparse.SUPPRESS, prog="stepscope")
     commands = {}
-    for command in [each for each in COMMANDS if each.name == wanted] or COMMANDS:
+    for command in chosen or COMMANDS:
         added = choices.add_parser(command.name, help=command.help, description=command.help, epilog=command.examples)
         command.prepare_parser(added)
         added.add_argument("--debug", action="store_true", help="show the traceback of a bug in stepscope")

@@ -19,8 +19,8 @@ from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, 
 from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.counters import ConsecutiveSteps
-from stepscope.record.run_folder import RunFolder, is_run_folder, recording_of
-from stepscope.record.runs import run_named
+from stepscope.record.run_folder import recording_of
+from stepscope.record.runs import run_at
 from stepscope.trace.cache import TraceCache, temporary_store
 from stepscope.trace.excerpt import write_excerpt
 from stepscope.trace.metadata import UnrecordedSteps
@@ -254,13 +254,7 @@ def open_trace(
 
 def _of_run(path: str | Path) -> str | Path:
     """The first rank's latest trace of a run, or the path itself."""
-    text = str(path)
-    if is_run_folder(path):
-        run: RunFolder | None = RunFolder.open(path)
-    elif text == "-" or os.path.exists(path) or os.sep in text:
-        return path
-    else:
-        run = run_named(text)
+    run = run_at(path)
     if run is None:
         return path
     traces = run.latest_traces()

@@ -224,6 +224,14 @@ def run_named(name: str) -> RunFolder | None:
     return RunFolder.open(record.path)
 
 
+def run_at(path: str | Path) -> RunFolder | None:
+    """Return the run of a path: its folder, or what `run_named` finds where there is no such path; else None."""
+    if is_run_folder(path):
+        return RunFolder.open(path)
+    text = str(path)
+    return None if text == "-" or os.path.exists(path) or os.sep in text else run_named(text)
+
+
 def _records(places: Iterable[Path]) -> Iterator[RunRecord]:
     for place in places:
         if is_run_folder(place):

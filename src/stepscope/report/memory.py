@@ -208,20 +208,6 @@ def _device_json(summary: MemorySummary) -> dict[str, Any]:
 
 _WIDTH: Final = 1000
 _HEIGHT: Final = 300
-_COLOURS: Final = {
-    "before": 7,
-    "parameter": 0,
-    "optimizer_state": 6,
-    "gradient": 1,
-    "activation": 2,
-    "input": 4,
-    "temporary": 3,
-    "unknown": 5,
-    "allocated": 0,
-}
-"""Category -> index of its line colour, the same on every page."""
-
-
 NAMED_LINES: Final = 8
 """More lines are thin and grey, since more colours cannot be told apart."""
 

@@ -1,7 +1,7 @@
-/** What was recorded: the runs, the one that records now with its progress, and the answer once it is there. */
+/** What was recorded: the runs, the one that records now, and the answer once it is there. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { count, seconds, short, size } from "../format";
+import { seconds, short, size } from "../format";
 import { fetchDocument } from "../data";
 import { useDocument, type Loaded } from "../document";
 import type { Run } from "../documents";
@@ -71,7 +71,6 @@ function usePolled(): Loaded<Run[]> {
 
 function Recording({ run }: { run: Run }) {
   const diagnosis = useDocument(run.traces ? "diagnosis" : null, { run: run.name, traces: run.traces }).value as { headline?: string } | undefined;
-  const [recorded, asked] = run.recorded ?? [null, null];
   return (
     <section class="recording" aria-label={`Run ${run.name}`}>
       <div class="plot-head">
@@ -82,11 +81,6 @@ function Recording({ run }: { run: Run }) {
           {run.traces ? "Open" : "No trace yet"}
         </button>
       </div>
-      {recorded !== null && (
-        <progress value={recorded} max={asked ?? undefined} aria-label="Recorded steps">
-          {recorded}
-        </progress>
-      )}
       <p class="small" role="status">
         {diagnosis?.headline ?? progress(run)}
       </p>
@@ -95,7 +89,6 @@ function Recording({ run }: { run: Run }) {
 }
 
 function progress(run: Run): string {
-  if (run.recorded) return `${count(run.recorded[0])} of ${count(run.recorded[1])} steps are recorded.`;
   if (run.traces) return "Its steps are recorded; working out why they are slow…";
   return run.state === NOT_ENDED ? "It runs; its steps are not recorded yet." : "It ended without a recording.";
 }

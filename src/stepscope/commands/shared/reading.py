@@ -382,17 +382,9 @@ def _one_trace(path: str | Path) -> str | Path:
 
 
 def _run_at(path: str | Path) -> RunFolder | None:
-    """The run of an argument: a run folder's path, or a run's name if no such path exists."""
-    from stepscope.record.run_folder import RunFolder, is_run_folder
+    from stepscope.record.runs import run_at
 
-    if is_run_folder(path):
-        return RunFolder.open(path)
-    text = str(path)
-    if text == "-" or os.path.exists(path) or os.sep in text:
-        return None
-    from stepscope.record.runs import run_named
-
-    return run_named(text)
+    return run_at(path)
 
 
 def _inside_run(path: str | Path) -> Path | None:

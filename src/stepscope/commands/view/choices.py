@@ -52,18 +52,7 @@ def _arguments(
 def _whatif(job: Job, options: Options) -> Any:
     from stepscope.report.whatif import whatif_json
 
-    known = (
-        "remove",
-        "scale",
-        "launch-overhead",
-        "bucket-size",
-        "loader-workers",
-        "sync-every",
-        "overlap",
-        "curve",
-        "top",
-    )
-    arguments = _arguments(job, whatif.COMMAND, options, known, ("graphs", "critical-path"))
+    arguments = _arguments(job, whatif.COMMAND, options, _CHANGES, ("graphs", "critical-path"))
     arguments.trace = "-"  # the other ranks are not replayed
     opened = job.opened(options)
     return whatif_json(whatif.answer_to(arguments, opened.view, opened.tried))

@@ -18,7 +18,7 @@ from stepscope.errors import TraceError, UsageError
 from stepscope.view.documents import NoDocument, Options
 
 if TYPE_CHECKING:
-    from stepscope.record.runs import RunIndex, RunRecord
+    from stepscope.record.runs import RunIndex
     from stepscope.trace import Trace
 
 _KEPT: Final = 2
@@ -252,12 +252,6 @@ def _runs(index: RunIndex) -> list[dict[str, Any]]:
             "state": state_of(each),
             "traces": each.traces,
             "bytes": bytes_in(each.path),
-            "recorded": _progress(each),
         }
         for each in index.all()
     ]
-
-
-def _progress(record: RunRecord) -> tuple[int, int] | None:
-    """Steps recorded and asked for, of a run that has not ended; None where it does not say."""
-    return None
