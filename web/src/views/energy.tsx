@@ -1,5 +1,6 @@
 /** What energy a step uses, where it goes, what it emits, and what each finding would save. */
 
+import type { ComponentChildren } from "preact";
 import { count, duration, sentence, short } from "../format";
 import type { Energy as Document, EnergyPart } from "../documents";
 import { Failed, Loading } from "../parts/controls";
@@ -78,54 +79,39 @@ function Figures({ document: { total, run, carbon } }: { document: Document }) {
   );
 }
 
+interface Row {
+  name: ComponentChildren;
+  tip?: string;
+  joules: readonly number[] | null;
+  ns: number;
+}
+
 function Parts({ title, parts }: { title: string; parts: readonly EnergyPart[] }) {
-  if (!parts.length) return null;
-  const most = Math.max(...parts.map((part) => part.joules?.[1] ?? 0), 1e-12);
-  return (
-    <Scroll label={title}>
-      <table class="plain-table ranged-table">
-        <caption>{title}</caption>
-        <thead>
-          <tr>
-            <th scope="col">What</th>
-            <th scope="col" class="wide">
-              <span class="hidden-text">Range</span>
-            </th>
-            <th scope="col" class="number">Energy</th>
-            <th scope="col" class="number">Time</th>
-          </tr>
-        </thead>
-        <tbody>
-          {parts.slice(0, MOST).map((part) => (
-            <tr>
-              <th scope="row">
-                {part.kind === "operator" ? <span class="name">{short(part.name ?? "", 100)}</span> : `${part.kind}${part.name ? `: ${part.name.replaceAll("_", " ")}` : ""}`}
-              </th>
-              <td class="wide">
-                <Ranged value={null} low={part.joules?.[0] ?? null} high={part.joules?.[1] ?? null} most={most} />
-              </td>
-              <td class="number">{energy(part.joules)}</td>
-              <td class="number">{duration(part.ns)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-      {parts.length > MOST && <p class="muted small">showing {MOST} of {count(parts.length)}</p>}
-    </Scroll>
-  );
+  const rows = parts.map(({ kind, name, joules, ns }) => ({
+    name: kind === "operator" ? <span class="name">{short(name ?? "", 100)}</span> : `${kind}${name ? `: ${name.replaceAll("_", " ")}` : ""}`,
+    joules,
+    ns,
+  }));
+  return <Joules caption={title} label={title} of="What" rows={rows} most={MOST} />;
 }
 
 function Savings({ trace }: { trace: Document["traces"][number] }) {
   const known = trace.findings.filter((each) => each.joules !== null);
-  if (!known.length) return null;
-  const most = Math.max(...known.map((each) => each.joules![1] ?? 0), 1e-12);
+  const rows = known.map(({ title, joules, saving_ns: ns }) => ({ name: sentence(short(title, 90)), tip: short(title, 300), joules, ns }));
+  return <Joules caption="What the findings would save, a step" label="What the findings would save" of="Finding" rows={rows} most={rows.length} />;
+}
+
+/** Energies with their ranges on one scale, and times; at most so many rows. */
+function Joules({ caption, label, of, rows, most }: { caption: string; label: string; of: string; rows: Row[]; most: number }) {
+  if (!rows.length) return null;
+  const scale = Math.max(...rows.map((row) => row.joules?.[1] ?? 0), 1e-12);
   return (
-    <Scroll label="What the findings would save">
+    <Scroll label={label}>
       <table class="plain-table ranged-table">
-        <caption>What the findings would save, a step</caption>
+        <caption>{caption}</caption>
         <thead>
           <tr>
-            <th scope="col">Finding</th>
+            <th scope="col">{of}</th>
             <th scope="col" class="wide">
               <span class="hidden-text">Range</span>
             </th>
@@ -134,20 +120,21 @@ function Savings({ trace }: { trace: Document["traces"][number] }) {
           </tr>
         </thead>
         <tbody>
-          {known.map((each) => (
+          {rows.slice(0, most).map(({ name, tip, joules, ns }) => (
             <tr>
-              <th scope="row" data-tip={short(each.title, 300)}>
-                {sentence(short(each.title, 90))}
+              <th scope="row" data-tip={tip}>
+                {name}
               </th>
               <td class="wide">
-                <Ranged value={null} low={each.joules![0] ?? null} high={each.joules![1] ?? null} most={most} />
+                <Ranged value={null} low={joules?.[0] ?? null} high={joules?.[1] ?? null} most={scale} />
               </td>
-              <td class="number">{energy(each.joules)}</td>
-              <td class="number">{duration(each.saving_ns)}</td>
+              <td class="number">{energy(joules)}</td>
+              <td class="number">{duration(ns)}</td>
             </tr>
           ))}
         </tbody>
       </table>
+      {rows.length > most && <p class="muted small">showing {most} of {count(rows.length)}</p>}
     </Scroll>
   );
 }
