@@ -41,8 +41,13 @@ class Job:
         self.unreadable: list[str] = []
         self._open: dict[Path, OpenTrace] = {}
         self._ranks: dict[Path, int | None] = {}
+        self._others: dict[str, Job] = {}
 
     def document(self, name: str, options: Options) -> Any:
+        """A document; with the option "other" that of one of the further paths, by its number."""
+        if "other" in options:
+            further = {key: value for key, value in options.items() if key != "other"}
+            return self._other(options["other"]).document(name, further)
         if name == "ranks":
             return self.ranks.document(options)
         if name in CHOICES:
@@ -50,6 +55,13 @@ class Job:
         if name not in MAKERS:
             raise NoDocument(f"the page has no document {name[:50]!r}")
         return MAKERS[name](self.opened(options), options)
+
+    def _other(self, number: str) -> Job:
+        if number not in map(str, range(len(self.others))):
+            raise NoDocument("that was not named on the command line")
+        if number not in self._others:
+            self._others[number] = Job(self.arguments, self.others[int(number)])
+        return self._others[number]
 
     @property
     def documents(self) -> list[str]:
