@@ -41,7 +41,7 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.trace_operations import Labels
 from stepscope.predict.work_times import ReplayedStep
-from stepscope.whatif.critical_path import critical_path
+from stepscope.whatif.critical_path import path_in_sum
 from stepscope.whatif.experiment import Experiment
 
 TABLE_ERROR: Final = 0.25
@@ -276,7 +276,7 @@ def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit
     """
     if step.replay is None:
         return _without_replay(experiment, step, sides)
-    path = critical_path(experiment, step.replay)
+    path = path_in_sum(experiment, step.replay)
     return _largest(_parts(experiment, path, sides), max(int(path["duration_ns"].sum()), 1))
 
 
