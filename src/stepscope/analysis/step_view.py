@@ -37,7 +37,7 @@ class StepView:
     def __init__(self, trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE, device: str | None = None) -> None:
         self.trace = trace
         self.user_code = user_code
-        self._wanted_device = device
+        self.wanted_device = device
 
     @cached_property
     def activity(self) -> HostActivity:
@@ -74,7 +74,7 @@ class StepView:
     @cached_property
     def device(self) -> str | None:
         """The requested device if it worked, else the busiest; None if none worked."""
-        wanted = pl.col("device") == pl.lit(self._wanted_device, pl.String)
+        wanted = pl.col("device") == pl.lit(self.wanted_device, pl.String)
         busy = self.device_time.sort(wanted.fill_null(False), "busy_ns", "device", descending=[True, True, False])
         return busy["device"][0] if busy.height else None
 

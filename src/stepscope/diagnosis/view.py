@@ -29,7 +29,8 @@ from stepscope.analysis.serving import (
 )
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
-from stepscope.diagnosis.finding import Figure, Interval, Location
+from stepscope.diagnosis.earlier import Earlier
+from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
 from stepscope.diagnosis.recording_costs import RecordedEvents, recorded_events, without_recorded_faults
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
@@ -78,6 +79,8 @@ class View(StepView):
         super().__init__(trace, user_code=user_code, device=device)
         self.settings = dict(settings or {})
         self.computed: dict[Callable[[View], object], object] = {}
+        self.answers: dict[str, RuleResult] = {}
+        self.earlier = Earlier(self)
 
     @cached_property
     def program(self) -> ProgramFacts:
