@@ -33,7 +33,7 @@ from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules._device import busy_work
 from stepscope.diagnosis.rules.graph_break import CompileUse, compile_use
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.view import LookedUp, View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -441,12 +441,12 @@ def asked(
 def _answer(view: View, rule: Rule) -> RuleResult:
     """A rule's answer, now or of an earlier diagnosis, whose changes are then found out when they are replayed."""
 
-    def ask() -> RuleResult:
-        result = rule.ask(view)
+    def ask() -> tuple[RuleResult, LookedUp]:
+        result, looked_up = view.looked_up(lambda: rule.ask(view))
         view.answers[rule.id] = result
-        return replace(result, findings=tuple(replace(each, change=None) for each in result.findings))
+        return replace(result, findings=tuple(replace(each, change=None) for each in result.findings)), looked_up
 
-    kept = view.earlier.value(("rule", rule.id), ask)
+    kept = view.earlier.answer(rule.id, ask)
     if rule.id in view.answers:
         return view.answers[rule.id]
 

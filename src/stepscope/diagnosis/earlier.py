@@ -2,8 +2,9 @@
 
     ROOT/diagnoses/<key>    a checksum, then a pickle of {name: value}
 
-The key covers the trace's tables (by the key of their store), its metadata, the user's settings, the machine, and
-stepscope with its libraries. Other than records of stepscope, tables and plain values, nothing is unpickled.
+The key covers the trace's tables (by the key of their store), its metadata, which code is the user's, the machine, and
+stepscope with its libraries; a rule's answer stands with the thresholds that it looked up. Nothing is unpickled but
+records of stepscope, tables and plain values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 from stepscope.files import cache_folder, keep_newest, package_state, private_folder, whole_file
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.view import View
+    from stepscope.diagnosis.view import LookedUp, View
 
 _LARGEST_BYTES: Final = 32 << 20
 _MOST_BYTES: Final = 256 << 20  # of all traces together
@@ -65,6 +66,15 @@ class Earlier:
             self._is_new = True
         return cast(_Value, self._values[name])
 
+    def answer(self, rule: str, ask: Callable[[], tuple[_Value, LookedUp]]) -> _Value:
+        """A rule's answer: a known one if the thresholds that it looked up have the same values now."""
+        known = self._values.get(("rule", rule))
+        settings = self._view.settings
+        if known is None or any(settings.get(name, default) != value for name, (value, default) in known[1].items()):
+            known = self._values["rule", rule] = ask()
+            self._is_new = True
+        return cast(_Value, known[0])
+
     def keep(self) -> None:
         """Write what was computed; a cache that cannot be written is left as it is."""
         if self._place is None or not self._is_new:
@@ -100,7 +110,7 @@ class Earlier:
         traces = [trace] if trace.capture is None else [trace, trace.capture]
         known = [
             *([each.identity, msgspec.json.encode(each.metadata), repr(each.warnings)] for each in traces),
-            [repr(self._view.user_code), repr(self._view.wanted_device), sorted(self._view.settings.items())],
+            [repr(self._view.user_code), repr(self._view.wanted_device)],
             [platform.node(), os.cpu_count(), sys.version, package_state()],
         ]
         return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()

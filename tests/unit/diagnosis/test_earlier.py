@@ -6,7 +6,6 @@ import hashlib
 import os
 import pickle
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The rules that were asked."""
     found: list[str] = []
     ask = Rule.ask
@@ -43,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return ask(rule, view)
 
     monkeypatch.setattr(Rule, "ask", noted)
-    yield found
+    return found
 
 
 def sample() -> Trace:
@@ -82,10 +81,12 @@ def test_changes_of_kept_findings_are_replayed(asked: list[str]) -> None:
     view = View(sample())
     second = diagnose_view(view).findings
     replayed = [number for number, each in enumerate(first) if each.change is not None]
-    assert replayed and not asked
+    assert replayed
+    assert not asked
     for number in replayed:
         mine, its = first[number].change, second[number].change
-        assert mine is not None and its is not None
+        assert mine is not None
+        assert its is not None
         assert view.saved_ns(its) == View(sample()).saved_ns(mine)
     assert set(asked) == {first[number].rule for number in replayed}
 
@@ -94,16 +95,14 @@ def changed(trace: Trace, **metadata: Any) -> Trace:
     return replace(trace, metadata=replace(trace.metadata, **metadata))
 
 
-@pytest.mark.parametrize("what", ["settings", "user_code", "device", "devices", "window", "package", "processors"])
+@pytest.mark.parametrize("what", ["user_code", "device", "devices", "window", "package", "processors"])
 def test_whatever_changes_the_answer_makes_a_new_one(
     what: str, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report(sample())
     asked.clear()
     trace, settings = sample(), dict[str, Any]()
-    if what == "settings":
-        settings = {"settings": {"loop-in-step.repetitions": 9.0}}
-    elif what == "user_code":
+    if what == "user_code":
         settings = {"user_code": UserCode(also=("torch",))}
     elif what == "device":
         settings = {"device": "cuda:1"}
@@ -118,6 +117,23 @@ def test_whatever_changes_the_answer_makes_a_new_one(
     report(trace, **settings)
     assert asked
     assert len(kept()) == 2
+
+
+@pytest.mark.parametrize(
+    ("threshold", "again"),
+    [("loop-in-step.repetitions", {"loop-in-step", "fusible-chain"}), ("input-bound.share", {"input-bound"})],
+)
+def test_another_threshold_asks_the_rules_that_look_it_up(threshold: str, again: set[str], asked: list[str]) -> None:
+    first = report(sample())
+    asked.clear()
+    other = report(sample(), settings={threshold: 0.9})
+    assert again <= set(asked)
+    assert len(set(asked)) < 10
+    asked.clear()
+    assert report(sample()) == first
+    assert set(asked) >= again
+    shutil.rmtree(earlier.folder())
+    assert report(sample(), settings={threshold: 0.9}) == other
 
 
 def test_nothing_is_kept_of_a_trace_that_is_not_in_the_cache() -> None:
