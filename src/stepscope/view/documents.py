@@ -21,8 +21,8 @@ Make: TypeAlias = Callable[[str, Options], Any]
 
 MOST_BYTES: Final = 256 << 20
 """Of all kept answers together."""
-CHANGING: Final = ("timeline", "whatif", "runs", "progress")
-"""Documents that are not kept: those of many windows or choices, and those that change."""
+CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto")
+"""Documents that are not kept: those of many windows or choices, those that change, and a copy of the trace."""
 LONG: Final = ("ranks", "compare")
 """Documents that read other traces, by a thread of their own so that the others do not wait."""
 
