@@ -1,8 +1,9 @@
 /** Hand the trace to Perfetto's page, which reads it in this browser; nothing is asked of it before the reader agrees. */
 
-import { useRef, useState } from "preact/hooks";
+import { useState } from "preact/hooks";
 import { fetchBytes } from "../data";
 import { useDocument } from "../document";
+import { Dialog } from "./controls";
 
 const ORIGIN = "https://ui.perfetto.dev";
 const PATIENCE_MS = 60_000;
@@ -10,43 +11,40 @@ const KNOCK_MS = 50;
 
 export function OpenInPerfetto() {
   const session = useDocument("session").value;
-  const dialog = useRef<HTMLDialogElement>(null);
+  const [isAsking, ask] = useState(false);
   const [said, say] = useState("");
   if (!session?.documents.includes("perfetto")) return null;
-  const open = async () => {
+  const hand = async () => {
     say("Opening…");
     try {
       await handOver(session.title, ORIGIN);
-      dialog.current?.close();
+      ask(false);
+      say("");
     } catch (error) {
       say(error instanceof Error ? error.message : String(error));
     }
   };
   return (
     <>
-      <button type="button" onClick={() => (say(""), dialog.current?.showModal())}>
+      <button type="button" onClick={() => ask(true)}>
         Open in Perfetto
       </button>
-      <dialog ref={dialog} aria-labelledby="perfetto" onClick={(event) => event.target === dialog.current && dialog.current?.close()}>
-        <header>
-          <h2 id="perfetto">Open in Perfetto</h2>
-          <button type="button" onClick={() => dialog.current?.close()}>
-            Close
-          </button>
-        </header>
-        <p>
-          This opens <b>ui.perfetto.dev</b>, a page of another site, in a new window and hands the trace to it as it is diagnosed here, with idle time by cause and the critical path. That page
-          reads it in this browser. Nothing is sent before you click.
-        </p>
-        <div class="toolbar">
-          <button type="button" disabled={said === "Opening…"} onClick={open}>
-            Hand the trace to ui.perfetto.dev
-          </button>
-          <span role="status" class="small">
-            {said}
-          </span>
-        </div>
-      </dialog>
+      {isAsking && (
+        <Dialog title="Open in Perfetto" onClose={() => ask(false)}>
+          <p>
+            This opens <b>ui.perfetto.dev</b>, a page of another site, in a new window and hands the trace to it as it is diagnosed here, with idle time by cause and
+            the critical path. That page reads it in this browser. Nothing is sent before you click.
+          </p>
+          <div class="toolbar">
+            <button type="button" disabled={said === "Opening…"} onClick={hand}>
+              Hand the trace to ui.perfetto.dev
+            </button>
+            <span role="status" class="small">
+              {said}
+            </span>
+          </div>
+        </Dialog>
+      )}
     </>
   );
 }
