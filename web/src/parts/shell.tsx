@@ -1,6 +1,6 @@
 /** What surrounds every view: tabs, what is chosen, theme, shortcuts. */
 
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 import { useDocument, useOptional } from "../document";
 import { duration, moment, short } from "../format";
 import { findingOf } from "../selection";

@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the page cannot be served at {where}: {error.strerror or error}") from error
     with socket:
         door = Door(arguments.host, socket.getsockname()[1])
-        documents = Documents(page.document, _bug)
+        documents = Documents(page.document, _bug, page.options)
         for name in ("session", "diagnosis", "timeline"):
             documents.ask(name, {})  # what the first screen shows is made while the browser starts
         _say_where(door.address, door.port, arguments)
