@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from stepscope.analysis.host import HostActivity, host_activity, host_window, ma
 from stepscope.analysis.idle import clipped, device_window, idle_time
 from stepscope.analysis.serving import iteration_table
 from stepscope.analysis.steps import are_of_a_device, span_of, step_table, typical_run
+from stepscope.threads import cached_property
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -32,6 +32,7 @@ from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.earlier import Earlier
 from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
 from stepscope.diagnosis.recording_costs import RecordedEvents, recorded_events, without_recorded_faults
+from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
