@@ -3,10 +3,10 @@
     python benchmarks/diagnose_speed.py [--megabytes 10 100] [--runs 5] [--phases] [--directory DIR] [--json FILE]
                                         [--hta PYTHON] [--tb-profiler PYTHON] [--tracelens PYTHON] [--exports]
 
-Traces are long_trace.py's. "first" reads the file with an empty cache, "threshold" asks with another threshold of a rule (--set), "output"
-another --top, "again" is the same command once more, whose answer is kept. Figures are medians of the
-runs: CPU seconds of the process (user and system), elapsed seconds, and its peak of memory as the operating system
-counts it.
+Traces are long_trace.py's. "first" reads the file with an empty cache, "threshold" asks with another threshold of a
+rule (--set), "output" with another --top, "again" is the same command once more, whose answer is kept. Figures are
+medians of the runs: CPU seconds of the process (user and system), elapsed seconds, and its peak of memory as the
+operating system counts it.
 
 Other tools run in the Pythons that have them, in turn with stepscope, each as a process that opens the same file and
 makes its tables: HolisticTraceAnalysis (holistictraceanalysis==0.5.0, pandas<3), torch-tb-profiler (0.4.3, pandas<3)
