@@ -29,14 +29,15 @@ from stepscope.analysis.serving import (
 )
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
-from stepscope.diagnosis.finding import Figure, Interval, Location
+from stepscope.diagnosis.earlier import Earlier
+from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
 from stepscope.diagnosis.recording_costs import RecordedEvents, recorded_events, without_recorded_faults
 from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows, at, inside, outermost
+from stepscope.trace.nesting import Rows, at, beginning_in, inside, outermost, those
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
@@ -51,6 +52,8 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
 }
 """Patterns of names that only this framework records; the first match counts."""
 _Result = TypeVar("_Result")
+LookedUp: TypeAlias = dict[str, tuple[float, float]]
+"""Thresholds by name: the value, and the one by default."""
 MOSTLY_ONCE = 0.5
 """One-off share of a one-step recording that leaves nothing to promise."""
 MOST_PLACES = 20
@@ -78,7 +81,34 @@ class View(StepView):
     ) -> None:
         super().__init__(trace, user_code=user_code, device=device)
         self.settings = dict(settings or {})
-        self.computed: dict[Callable[[View], object], object] = {}
+        self.computed: dict[Callable[[View], object], tuple[object, LookedUp]] = {}
+        self._looking: list[LookedUp] = [{}]
+        self.answers: dict[str, RuleResult] = {}
+        self.earlier = Earlier(self)
+
+    def setting(self, name: str, default: float) -> float:
+        """The threshold of this name as the user set it; noted for `looked_up`."""
+        value = self.settings.get(name, default)
+        self._looking[-1][name] = (value, default)
+        return value
+
+    def looked_up(self, compute: Callable[[], _Result]) -> tuple[_Result, LookedUp]:
+        """What `compute` gives, and the thresholds that it looked up, also in what is computed once for all rules."""
+        self._looking.append({})
+        try:
+            result = compute()
+        finally:
+            looked_up = self._looking.pop()
+            self._looking[-1].update(looked_up)
+        return result, looked_up
+
+    def once(self, compute: Callable[[View], _Result]) -> _Result:
+        """What `compute` gives for this view, computed once."""
+        if compute not in self.computed:
+            self.computed[compute] = self.looked_up(lambda: compute(self))
+        result, looked_up = self.computed[compute]
+        self._looking[-1].update(looked_up)
+        return cast(_Result, result)
 
     @cached_property
     def program(self) -> ProgramFacts:
@@ -235,7 +265,8 @@ class View(StepView):
         """
         if self.device is None:
             return self.host_pieces
-        return self._with_slices(self.idle_in_steps.filter(pl.col("device") == self.device))
+        idle = self.idle_in_steps
+        return self._with_slices(those(idle, (idle["device"] == self.device).fill_null(False).to_numpy()))
 
     @cached_property
     def host_pieces(self) -> pl.DataFrame:
@@ -303,7 +334,7 @@ class View(StepView):
         return self.pieces.filter(pl.col("cause").is_in(causes))
 
     def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+        return beginning_in(table, self.span)
 
     def steps_with(self, starts: Times) -> int:
         """Number of complete steps that contain at least one of these times; 1 without steps."""
@@ -517,8 +548,6 @@ def once(compute: Callable[[View], _Result]) -> Callable[[View], _Result]:
 
     @wraps(compute)
     def kept(view: View) -> _Result:
-        if compute not in view.computed:
-            view.computed[compute] = compute(view)
-        return cast(_Result, view.computed[compute])
+        return view.once(compute)
 
     return kept

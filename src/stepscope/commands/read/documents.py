@@ -158,6 +158,15 @@ def _timeline(opened: OpenTrace, options: Options) -> Any:
     return opened.timeline.window(start, end, width or 1000, path=path, mark=options.get("mark", ""))
 
 
+def _perfetto(opened: OpenTrace, options: Options) -> Any:
+    """The trace that is diagnosed, as `stepscope export` writes it for Perfetto's page."""
+    from stepscope.report.exports.chrome import timeline
+    from stepscope.whatif.critical_path import critical_path
+
+    view = opened.view
+    return msgspec.Raw(b"".join(timeline(view.trace, view.idle, critical_path(view.experiment))))
+
+
 def _lines(opened: OpenTrace, options: Options) -> Any:
     from stepscope.analysis.places import line_table
     from stepscope.report.places import places_json
@@ -272,6 +281,7 @@ MAKERS: Final[dict[str, Maker]] = {
     "stretch": Maker(_stretch, ("start", "end")),
     "places": Maker(_places, ("text", "near")),
     "links": Maker(_links),
+    "perfetto": Maker(_perfetto),
     "steps": _table(tables.STEPS),
     "idle": _table(tables.IDLE, "pieces", "group_by"),
     "operators": _table(tables.OPERATORS, "group_by"),
@@ -292,11 +302,14 @@ MAKERS: Final[dict[str, Maker]] = {
 
 def available(trace: Trace) -> list[str]:
     """Names of the documents that this trace has, told without computing them."""
+    from stepscope.commands.read.export import has_slices
+
     has_work, has_memory = not trace.device_work.is_empty(), not trace.memory.is_empty()
     has = {
         **dict.fromkeys(("kernels", "roofline"), has_work),
         **dict.fromkeys(("memory", "memory-levels", "memory-alive"), has_memory),
         "telemetry": _has_telemetry(trace),
+        "perfetto": has_slices(trace),
     }
     return [name for name in MAKERS if has.get(name, True)]
 

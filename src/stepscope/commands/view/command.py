@@ -123,7 +123,8 @@ COMMAND: Final = Command(
     _prepare_parser,
     _run,
     """\
-The page is served to this machine only, and to who has the address with its token. It sends nothing anywhere.
+The page is served to this machine only, and to who has the address with its token. It sends nothing anywhere
+but by its button for Perfetto, which says so.
 
 examples:
   stepscope view trace.json.gz
