@@ -244,32 +244,32 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     if len(ranks) < 2:
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     keys = ["step", "kind", "group", "order"]
-    tables = [_numbered(rank).select(*keys, "bytes", start=pl.col("start_ns") + rank.clock_ns, length="duration_ns")
-              for rank in ranks]  # fmt: skip
-    joined = tables[0].select(*keys, "bytes", start0="start", length0="length")
-    for place, table in enumerate(tables[1:], start=1):
-        mine = table.select(*keys, **{f"start{place}": "start", f"length{place}": "length"})
-        joined = joined.join(mine, on=keys, how="inner", maintain_order="left")
+    tables = (
+        rank.table.sort("start_ns").select(
+            *(pl.lit(place).alias("rank"), "step", "kind", pl.col("group").fill_null("")),
+            *("bytes", (pl.col("start_ns") + rank.clock_ns).alias("start_ns"), "duration_ns"),
+        )
+        for place, rank in enumerate(ranks)
+    )
+    whole = pl.concat(tables, how="vertical_relaxed").with_columns(
+        order=pl.int_range(pl.len()).over("rank", "step", "kind", "group")
+    )
+    common = whole.filter(pl.len().over(keys) == len(ranks))
+    first = common.filter(pl.col("rank") == 0).select(*keys, place=pl.int_range(pl.len()))
+    joined = common.join(first, on=keys).sort("place", "rank")
     if joined.is_empty():
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
-    starts = np.stack([joined[f"start{place}"].to_numpy() for place in range(len(ranks))])
-    ends = starts + np.stack([joined[f"length{place}"].to_numpy() for place in range(len(ranks))])
+    starts = joined["start_ns"].to_numpy().reshape(-1, len(ranks)).T
+    ends = starts + joined["duration_ns"].to_numpy().reshape(-1, len(ranks)).T
     shift = np.median(ends - ends[0], axis=1).astype(np.int64)[:, None]
     arrivals, ends = starts - shift, ends - shift
     order = np.sort(arrivals, axis=0)
     columns = {
-        "step": joined["step"],
-        "kind": joined["kind"],
-        "bytes": joined["bytes"],
+        **{name: joined[name].gather_every(len(ranks)) for name in ("step", "kind", "bytes")},
         "last": np.argmax(arrivals, axis=0),
         "late_ns": order[-1] - order[-2],
         "waiting_ns": np.minimum(order[-1] - order[0], np.max(ends - arrivals, axis=0)),
-        "waits_ns": (order[-1] - arrivals).T.tolist(),
+        "waits_ns": pl.Series(np.ascontiguousarray((order[-1] - arrivals).T)).cast(pl.List(pl.Int64)),
         "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
     }
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
-
-
-def _numbered(rank: RankCollectives) -> pl.DataFrame:
-    order = pl.int_range(pl.len()).over("step", "kind", "group")
-    return rank.table.sort("start_ns").with_columns(pl.col("group").fill_null(""), order=order)

@@ -5,22 +5,17 @@ ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import (
-    RankCollectives,
-    bus_bytes,
-    collectives,
-    exposed_on_host,
-    matched_collectives,
-)
+from stepscope.analysis.communication import bus_bytes, matched_collectives
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy
+from stepscope.diagnosis.rank_summary import RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
 from stepscope.diagnosis.view import View
@@ -30,63 +25,9 @@ _TELLING: Final = 0.25
 """Share of the waiting that a cause must explain to be reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """What is kept of one rank's trace for comparison with the others.
-
-    Attributes:
-        name: such as "rank 3".
-        causes: time per step by cause: the device's idle time, or the host's time without a device.
-        places: the user's lines for each cause.
-        exposed_ns: time per step in which the rank only communicates.
-        on_device: whether the collectives run on a device.
-    """
-
-    name: str
-    ranks: int
-    step_ns: int
-    steps: int
-    collectives: RankCollectives
-    causes: dict[str, int]
-    places: dict[str, tuple[Location, ...]]
-    exposed_ns: int
-    on_device: bool
-
-
-def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
-    """Extract what `across_ranks` needs from one trace, without its tables."""
-    view = view or View(trace)
-    found = collectives(trace, device=view.device, window=view.window)
-    numbers = view.steps["index"].to_numpy()
-    step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
-    number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
-    table = found.select("kind", "group", "bytes", "start_ns", "duration_ns").with_columns(
-        step=pl.Series(number, dtype=pl.Int64)
-    )
-    sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
-    causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
-    places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
-    waiting = causes.get("communication", 0)
-    exposed = view.exposed_ns(("communication",)) // view.step_count if view.device is not None else 0
-    if view.device is None:
-        waiting = max(waiting, exposed_on_host(trace, view.span) // view.step_count)
-    rank = trace.metadata.rank
-    return RankRecord(
-        name=f"rank {rank}" if rank is not None else trace.metadata.path,
-        ranks=trace.metadata.world_size or 2,
-        step_ns=view.step_ns,
-        steps=view.step_count,
-        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0),
-        causes=causes,
-        places=places,
-        exposed_ns=exposed + waiting,
-        on_device=bool(found["on_device"].any()),
-    )
-
-
 def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
     """Compare each rank's trace of the same steps; see the rules late-rank and slow-transfer."""
-    return across_ranks([rank_record(trace) for trace in traces])
+    return across_ranks([rank_record(View(trace)) for trace in traces])
 
 
 def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
@@ -130,7 +71,7 @@ def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord |
 
 def _waits_ns(matched: pl.DataFrame) -> list[int]:
     """Each rank's wait for later ones, per step."""
-    waits = np.array(matched["waits_ns"].to_list(), np.int64)
+    waits = matched["waits_ns"].list.to_array(matched["waits_ns"].list.len()[0]).to_numpy()
     return [int(ns) for ns in waits.sum(axis=0) // max(matched["step"].n_unique(), 1)]
 
 

@@ -14,7 +14,7 @@ from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Location
-from stepscope.diagnosis.ranks import RankRecord
+from stepscope.diagnosis.rank_summary import RankSummary
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.document import (
@@ -84,7 +84,7 @@ class TraceReport:
     Attributes:
         picture: a typical step.
         telemetry: what the program logged and sampled.
-        rank: record for comparing the ranks of a job; None for a single trace.
+        rank: for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
         page: what a report file keeps of the trace besides.
     """
@@ -92,7 +92,7 @@ class TraceReport:
     diagnosis: Diagnosis
     picture: StepPicture | None = None
     telemetry: TelemetryPicture | None = None
-    rank: RankRecord | None = None
+    rank: RankSummary | None = None
     energy: TraceEnergy | None = None
     page: Any = None
 
@@ -122,18 +122,18 @@ def trace_report(
         progress: called with the number of rules that have been asked, and of all.
     """
     from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.ranks import rank_record
+    from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.record.apply.flags import applied_beside
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
-    record = None
+    rank = None
     if (trace.metadata.world_size or 1) > 1:
-        record = view.earlier.value("rank record", lambda: rank_record(trace, view))
+        rank = view.earlier.value("rank summary", lambda: rank_summary(view))
         view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
-        rank=record,
+        rank=rank,
         energy=_energy(view, diagnosis),
     )
 

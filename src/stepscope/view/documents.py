@@ -22,7 +22,7 @@ Known: TypeAlias = Callable[[str], Collection[str]]
 
 MOST_BYTES: Final = 256 << 20
 """Of all kept answers together, with their keys."""
-CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto")
+CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto", "ranks")
 """Documents that are not kept: those of many windows or choices, those that change, and a copy of the trace."""
 KINDS: Final = (
     ("session", "timeline", "slice", "stretch", "places", "runs", "progress"),  # follow the reader's hand

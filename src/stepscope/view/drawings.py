@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ from stepscope.analysis.roofline import device_peaks, peaks_or_bounds, roofline_
 from stepscope.analysis.steps import span_of
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.loading import loading_of
+from stepscope.diagnosis.rank_summary import RankSteps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.report.format import count, duration, share
@@ -262,47 +262,6 @@ def roofline_json(trace: Trace) -> Json:
                 }
             )
     return {"roofs": roofs, "operators": rows.to_dicts()}
-
-
-@dataclass(frozen=True, slots=True)
-class RankSteps:
-    """One rank's complete steps.
-
-    Attributes:
-        index: numbers of the steps, in order.
-        step_ns: their durations; shape (steps,).
-        cause_ns: by cause, idle time of the device (without one, the host's time) in each; shape (steps,).
-    """
-
-    name: str
-    rank: int | None
-    path: str
-    index: list[int]
-    step_ns: list[int]
-    cause_ns: dict[str, list[int]]
-
-
-def rank_steps(view: View) -> RankSteps:
-    steps = view.steps.filter(pl.col("complete")).sort("start_ns")
-    start = steps["start_ns"].to_numpy()
-    end = start + steps["duration_ns"].to_numpy()
-    metadata = view.trace.metadata
-    causes: dict[str, list[int]] = {}
-    for (cause,), pieces in view.pieces.group_by("cause", maintain_order=True):
-        begin = pieces["start_ns"].to_numpy()
-        place = np.searchsorted(start, begin, side="right") - 1
-        inside = (place >= 0) & (begin < end[np.maximum(place, 0)]) if len(end) else np.zeros(len(begin), np.bool_)
-        sums = np.zeros(steps.height, np.int64)
-        np.add.at(sums, place[inside], pieces["duration_ns"].to_numpy()[inside])
-        causes[str(cause)] = sums.tolist()
-    return RankSteps(
-        name=f"rank {metadata.rank}" if metadata.rank is not None else metadata.path,
-        rank=metadata.rank,
-        path=metadata.path,
-        index=steps["index"].to_list(),
-        step_ns=steps["duration_ns"].to_list(),
-        cause_ns=causes,
-    )
 
 
 def ranks_json(ranks: Sequence[RankSteps], cause: str, late: pl.DataFrame, sentences: Sequence[str]) -> Json:

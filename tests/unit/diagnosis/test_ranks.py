@@ -7,7 +7,9 @@ from dataclasses import replace
 from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.diagnosis import Together
-from stepscope.diagnosis.ranks import diagnose_ranks, rank_record, without_answered, without_waits
+from stepscope.diagnosis.rank_summary import rank_record
+from stepscope.diagnosis.ranks import diagnose_ranks, without_answered, without_waits
+from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 
@@ -86,7 +88,7 @@ def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:
     said = replace(about, rule="exposed-communication", saving_ns_per_step=600)
     both = Together(2, 700, 0.5, 0.6)
     diagnoses = [replace(diagnose(each), findings=(said,), together=both) for each in ranks]
-    records = list(map(rank_record, ranks))
+    records = [rank_record(View(each)) for each in ranks]
 
     assert [each.together for each in without_waits(diagnoses, records)] == [None, both]
     assert [each.findings for each in without_waits(diagnoses, records)] == [(), (said,)]  # rank 0 waits for 400 ns

@@ -11,18 +11,17 @@ import pytest
 
 from stepscope.analysis.communication import MATCHED_SCHEMA
 from stepscope.analysis.memory import GROUPINGS
+from stepscope.diagnosis.rank_summary import RankSteps, rank_steps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.readers import open_trace
 from stepscope.report.document import sentences
 from stepscope.report.whatif import whatif_document
 from stepscope.view.drawings import (
-    RankSteps,
     flame_json,
     loading_json,
     memory_alive_json,
     memory_levels_json,
-    rank_steps,
     ranks_json,
     roofline_json,
 )

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.rank_summary import RankSteps
     from stepscope.diagnosis.view import View
     from stepscope.report.diagnosis import TraceReport
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
-    from stepscope.view.drawings import RankSteps
     from stepscope.view.timeline import TimelineIndex
     from stepscope.whatif.answer import Tried
 
@@ -354,7 +354,7 @@ class PagePart:
 
 def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PagePart:
     """The part of a trace, in at most half of the room that is left; source code only without a redactor."""
-    from stepscope.view.drawings import rank_steps
+    from stepscope.diagnosis.rank_summary import rank_steps
 
     found: dict[str, bytes] = {}
     left = room.bytes // 2
@@ -476,7 +476,7 @@ def _ranks_in_file(reports: Sequence[TraceReport], across: Sequence[Finding]) ->
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]
-    records = [report.rank.collectives for report in reports if report.rank is not None]
+    records = [report.rank.record.collectives for report in reports if report.rank is not None]
     late = matched_collectives(records if len(records) == len(reports) else [])
     titles = [finding.title for finding in across]
     whole = ranks_json(steps, "", late, titles)

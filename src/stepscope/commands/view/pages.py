@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
+import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
-from stepscope.commands.shared.reading import open_from, side_files, trace_paths, with_evidence
+from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
-from stepscope.errors import TraceError, UsageError
+from stepscope.errors import StepscopeError, TraceError, UsageError
 from stepscope.view.documents import NoDocument, Options
 
 if TYPE_CHECKING:
+    import polars as pl
+
+    from stepscope.diagnosis.rank_summary import RankRecord, RankSummary
     from stepscope.record.runs import RunIndex
     from stepscope.trace import Trace
 
@@ -120,8 +126,7 @@ class Job:
         except TraceError as error:
             if len(self.files) == 1:
                 raise
-            if str(error) not in self.unreadable:
-                self.unreadable.append(str(error))
+            self.add_unreadable(str(error))
             return None
         with self._lock:
             self._open[file] = opened
@@ -137,6 +142,25 @@ class Job:
         part = whole if is_all else self._middle(whole, file)
         [told] = with_evidence([part], self._side_files, several=len(self.files) > 1)
         return OpenTrace(self.arguments, told, None if part is whole else whole)
+
+    def add_unreadable(self, sentence: str) -> None:
+        if sentence not in self.unreadable:
+            self.unreadable.append(sentence)
+
+    def know_rank(self, file: Path, rank: int | None) -> None:
+        self._ranks[file] = rank
+
+    def summary(self, file: Path) -> RankSummary | str:
+        """What is kept of a rank for the questions about all, or why its trace cannot be read."""
+        from stepscope.diagnosis.rank_summary import rank_summary
+
+        try:
+            found = kept_as_rank(self.arguments, file, lambda: rank_summary(self.read(file).view))
+        except StepscopeError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - one rank does not stop the others
+            return f"{file}: a bug in stepscope ({type(error).__name__})"
+        return found or f"{file} has no summary"
 
     def _middle(self, whole: Trace, file: Path) -> Trace:
         from stepscope.trace.excerpt import middle_of
@@ -155,48 +179,102 @@ class Job:
 
 
 class Ranks:
-    """The ranks of a job beside each other. One rank after another is read, and only its sums are kept."""
+    """The ranks of a job beside each other: those whose summaries are kept at once, the others as they are read."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._lock = threading.Lock()
+        self._known: dict[Path, RankSummary] = {}
+        self._missing: list[Path] | None = None
+        self._compared: tuple[int, pl.DataFrame, list[str]] | None = None
 
     def document(self, options: Options) -> dict[str, Any]:
-        from stepscope.analysis.communication import matched_collectives
         from stepscope.view.drawings import ranks_json
 
         if len(self._job.files) < 2:
             raise NoDocument("there is one trace only")
-        steps, records = self._read
-        late = matched_collectives([record.collectives for record in records])
-        content = ranks_json(steps, options.get("cause", ""), late, [finding.title for finding in self._across])
-        return {**content, "unreadable": self._job.unreadable}
+        self._begin()
+        with self._lock:
+            known = sorted(self._known.values(), key=lambda each: each.order)
+            unreadable = list(self._job.unreadable)
+        of = len(self._job.files)
+        read = len(known) + len(unreadable)
+        if not known and read == of:
+            raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
+        late, titles = self._together([each.record for each in known])
+        content = ranks_json([each.steps for each in known], options.get("cause", ""), late, titles)
+        return {**content, "unreadable": unreadable, "read": read, "of": of}
 
-    @cached_property
-    def _read(self) -> tuple[list[Any], list[Any]]:
-        from stepscope.diagnosis.ranks import rank_record
-        from stepscope.view.drawings import rank_steps
-
-        found = []
-        for opened in self._each():
-            found.append((rank_steps(opened.view), rank_record(opened.trace, opened.view)))
-        found.sort(key=lambda each: (each[0].rank is None, each[0].rank, each[0].path))
-        if not found:
-            raise UsageError(f"no trace of {self._job.path} can be read")
-        return [steps for steps, _ in found], [record for _, record in found]
-
-    def _each(self) -> Iterator[OpenTrace]:
-        for file in self._job.files:
-            try:
-                yield self._job.read(file)
-            except TraceError as error:
-                if str(error) not in self._job.unreadable:
-                    self._job.unreadable.append(str(error))
-
-    @cached_property
-    def _across(self) -> tuple[Any, ...]:
+    def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str]]:
+        """What collectives tell of the ranks that are there, and the sentences about them once all are."""
+        from stepscope.analysis.communication import matched_collectives
         from stepscope.diagnosis.ranks import across_ranks
 
-        return across_ranks(self._read[1])
+        if self._compared is None or self._compared[0] != len(records):
+            late = matched_collectives([record.collectives for record in records])
+            is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
+            titles = [finding.title for finding in across_ranks(records)] if is_all else []
+            self._compared = len(records), late, titles
+        return self._compared[1:]
+
+    def _begin(self) -> None:
+        """Take the summaries that are kept, and have the others made."""
+        with self._lock:
+            if self._missing is not None:
+                return
+            self._missing = []
+        for file in self._job.files:
+            found = kept_as_rank(self._job.arguments, file, lambda: None)
+            self._missing.append(file) if found is None else self._take(file, found)
+        if self._missing:
+            threading.Thread(target=self._read, args=(self._missing,), name="ranks", daemon=True).start()
+
+    def _take(self, file: Path, found: RankSummary | str) -> None:
+        with self._lock:
+            if isinstance(found, str):
+                self._job.add_unreadable(found)
+            else:
+                self._known[file] = found
+                self._job.know_rank(file, found.steps.rank)
+
+    def _read(self, files: list[Path]) -> None:
+        for file, found in summaries(self._job, files):
+            self._take(file, found)
+
+
+_FEW: Final = 4
+"""Ranks that are read without further processes, whose start takes as long."""
+_MOST_PROCESSES: Final = 8
+
+
+def summaries(job: Job, files: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
+    """The summaries of these ranks, or why a trace cannot be read, in any order; many are made in processes."""
+    if len(files) <= _FEW:
+        yield from ((file, job.summary(file)) for file in files)
+        return
+    import multiprocessing
+
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(max(processors - 1, 1), _MOST_PROCESSES, len(files))
+    arguments = argparse.Namespace(**{**vars(job.arguments), "quiet": True})
+    with multiprocessing.get_context("spawn").Pool(processes, _prepare, (arguments, job.path)) as pool:
+        yield from pool.imap_unordered(_summary_in_process, files)
+
+
+_jobs: list[Job] = []
+
+
+def _prepare(arguments: argparse.Namespace, path: str) -> None:
+    """Begin a process that summarises ranks: it prints nothing, gives way to the page, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the process's life
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(5)
+    _jobs.append(Job(arguments, path))
+
+
+def _summary_in_process(file: Path) -> tuple[Path, RankSummary | str]:
+    return file, _jobs[0].summary(file)
 
 
 class Page:
