@@ -58,6 +58,13 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
+    def event(self, method: str) -> dict[str, Any]:
+        """The parameters of the first event of this name, waited for."""
+        while not (found := [event for event in self.events if event["method"] == method]):
+            self.events.append(self._next())
+        parameters: dict[str, Any] = found[0]["params"]
+        return parameters
+
     def open(self, address: str) -> None:
         """Load a page, wait until it has loaded and a little longer, for what it might do later."""
         self.events = [event for event in self.events if event["method"] != "Page.loadEventFired"]

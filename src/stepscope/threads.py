@@ -1,16 +1,17 @@
-"""Stepscope's threads and locks in the user's process, and signal handlers for the length of a block."""
+"""Stepscope's threads and locks, values that several threads share, and signal handlers for the length of a block."""
 
 from __future__ import annotations
 
 import _thread
 import contextlib
+import functools
 import os
 import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
-from typing import Final
+from typing import Any, Final, TypeVar, overload
 
 
 class Thread:
@@ -76,6 +77,27 @@ class Lock:
 
 
 _locks: Final[weakref.WeakSet[Lock]] = weakref.WeakSet()
+_Value = TypeVar("_Value")
+
+
+class cached_property(functools.cached_property[_Value]):
+    """A cached property that several threads compute once; that of `functools` does so only until Python 3.11."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[Any] | None = None) -> cached_property[_Value]: ...
+    @overload
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> _Value: ...
+    def __get__(self, instance: object, owner: type[Any] | None = None) -> Any:
+        if instance is None:
+            return self
+        values, name = instance.__dict__, str(self.attrname)
+        with values.setdefault(f"lock of {name}", threading.RLock()):
+            try:
+                if name not in values:
+                    values[name] = self.func(instance)
+                return values[name]
+            finally:
+                values.pop(f"lock of {name}", None)
 
 
 def _in_child() -> None:

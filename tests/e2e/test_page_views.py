@@ -184,6 +184,24 @@ def test_two_recordings_are_compared_as_the_command_does(browser: Browser) -> No
         page.click("[role=tab]", "operators")
         largest = max(found["operators"], key=lambda each: abs(each["difference_ns"]))
         assert duration(abs(largest["difference_ns"])) in page.text("tbody")
+
+        # Then the differences by cause stand beside two timelines, the largest first
+        signs = page.texts(".changes .number")
+        most = max(found["causes"], key=lambda each: abs(each["difference_ns"]))
+        assert signs[0].lstrip("+-") == duration(abs(most["difference_ns"]))
+        page.wait("document.querySelectorAll('.two-timelines .timeline-state').length === 0")
+        lengths = ".two-timelines .timeline-length"
+        first, second = page.texts(lengths)
+        assert first == second  # one scale
+
+        # When, then: one is zoomed by keyboard and moved, and the other follows
+        page.script("document.querySelectorAll('.two-timelines .timeline')[1].focus()")
+        page.key("w", "w", "d")
+        page.wait(f"[...document.querySelectorAll({lengths!r})].every(each => each.textContent !== {first!r})")
+        page.wait(f"new Set([...document.querySelectorAll({lengths!r})].map(each => each.textContent)).size === 1")
+        page.script("document.querySelectorAll('.two-timelines .timeline')[0].focus()")
+        page.key("w")
+        page.wait("location.hash.includes('beside=')")
         page.assert_silent()
 
 

@@ -21,18 +21,29 @@ export async function fetchDocument<Name extends string & keyof Documents>(
   parameters: Parameters = {},
   signal?: AbortSignal,
 ): Promise<Documents[Name]> {
-  const query = new URLSearchParams(Object.entries({ ...scope(name), ...parameters }).map(([key, value]) => [key, String(value)]));
-  query.sort();
-  const address = query.size ? `${name}?${query}` : name;
+  const address = addressOf(name, parameters);
   if (embedded !== null) {
     if (!(address in embedded)) throw new Unavailable(`This report has no ${name}. Run stepscope view for all of it.`);
     return embedded[address] as Documents[Name];
   }
+  return (await (await answerOf(address, signal)).json()) as Documents[Name];
+}
+
+/** A document as the server sends it, to be handed on. */
+export const fetchBytes = async (name: string): Promise<ArrayBuffer> => (await answerOf(addressOf(name, {}))).arrayBuffer();
+
+function addressOf(name: string, parameters: Parameters): string {
+  const query = new URLSearchParams(Object.entries({ ...scope(name), ...parameters }).map(([key, value]) => [key, String(value)]));
+  query.sort();
+  return query.size ? `${name}?${query}` : name;
+}
+
+async function answerOf(address: string, signal?: AbortSignal): Promise<Response> {
   const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
     throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
   });
   if (!answer.ok) throw new Unavailable((await answer.json().catch(() => null))?.error ?? answer.statusText);
-  return (await answer.json()) as Documents[Name];
+  return answer;
 }
 
 /** A document that cannot be had; the message says why and what to do. */

@@ -11,9 +11,15 @@ export interface Loaded<Value> {
 
 type Name = string & keyof Documents;
 
+interface Coming {
+  value: Promise<unknown>;
+  abort: AbortController;
+  waiting: number;
+}
+
 const KEPT = 24;
 const kept = new Map<string, Loaded<unknown>>();
-const coming = new Map<string, Promise<unknown>>();
+const coming = new Map<string, Coming>();
 const NOTHING: Loaded<unknown> = {};
 
 /** What was loaded once is there at once; `isKept` is false for what is large or changes. Without a name, nothing is loaded. */
@@ -23,13 +29,17 @@ export function useDocument<Wanted extends Name>(name: Wanted | null, parameters
   useEffect(() => {
     if (name === null) return;
     if (kept.has(key)) return set({ key, state: kept.get(key)! });
-    const abort = new AbortController();
-    const finish = (state: Loaded<unknown>) => abort.signal.aborted || set({ key, state });
-    (isKept ? shared(key, name, parameters) : fetchDocument(name, parameters, abort.signal)).then(
+    const asked = isKept ? shared(key, name, parameters) : alone(name, parameters);
+    let isLeft = false;
+    const finish = (state: Loaded<unknown>) => isLeft || set({ key, state });
+    asked.value.then(
       (value) => finish({ value }),
       (error: unknown) => finish({ error: error instanceof Error ? error.message : String(error) }),
     );
-    return () => abort.abort();
+    return () => {
+      isLeft = true;
+      leave(asked);
+    };
   }, [key]);
   return (loaded.key === key ? loaded.state : (kept.get(key) ?? NOTHING)) as Loaded<Documents[Wanted]>;
 }
@@ -40,18 +50,29 @@ export function useOptional<Wanted extends Name>(name: Wanted, isWanted = true):
   return useDocument(has && isWanted ? name : null).value;
 }
 
+function alone(name: Name, parameters: Parameters): Coming {
+  const abort = new AbortController();
+  return { value: fetchDocument(name, parameters, abort.signal), abort, waiting: 1 };
+}
+
 /** One request for all components that ask at once. */
-function shared(key: string, name: Name, parameters: Parameters): Promise<unknown> {
+function shared(key: string, name: Name, parameters: Parameters): Coming {
   const known = coming.get(key);
-  if (known) return known;
-  const asked = fetchDocument(name, parameters)
-    .then((value) => {
-      keep(key, { value });
-      return value;
-    })
-    .finally(() => coming.delete(key));
+  if (known) {
+    known.waiting++;
+    return known;
+  }
+  const asked = alone(name, parameters);
+  const isOver = () => coming.get(key) === asked && coming.delete(key);
+  asked.value.then((value) => keep(key, { value }), () => undefined).finally(isOver);
+  asked.abort.signal.addEventListener("abort", isOver);
   coming.set(key, asked);
   return asked;
+}
+
+/** What nobody waits for any more is not computed: the browser also has few connections to one server. */
+function leave(asked: Coming): void {
+  if (--asked.waiting === 0) asked.abort.abort();
 }
 
 function keep(key: string, state: Loaded<unknown>): void {

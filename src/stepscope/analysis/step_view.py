@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from stepscope.analysis.host import HostActivity, host_activity, host_window, ma
 from stepscope.analysis.idle import clipped, device_window, idle_time
 from stepscope.analysis.serving import iteration_table
 from stepscope.analysis.steps import are_of_a_device, span_of, step_table, typical_run
+from stepscope.threads import cached_property
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
@@ -37,7 +37,7 @@ class StepView:
     def __init__(self, trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE, device: str | None = None) -> None:
         self.trace = trace
         self.user_code = user_code
-        self._wanted_device = device
+        self.wanted_device = device
 
     @cached_property
     def activity(self) -> HostActivity:
@@ -74,7 +74,7 @@ class StepView:
     @cached_property
     def device(self) -> str | None:
         """The requested device if it worked, else the busiest; None if none worked."""
-        wanted = pl.col("device") == pl.lit(self._wanted_device, pl.String)
+        wanted = pl.col("device") == pl.lit(self.wanted_device, pl.String)
         busy = self.device_time.sort(wanted.fill_null(False), "busy_ns", "device", descending=[True, True, False])
         return busy["device"][0] if busy.height else None
 

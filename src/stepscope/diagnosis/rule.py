@@ -151,7 +151,7 @@ class Limits:
         self._rule, self._view = rule, view
 
     def __getitem__(self, name: str) -> float:
-        return self._view.settings.get(f"{self._rule.id}.{name}", self._rule.thresholds[name].value)
+        return self._view.setting(f"{self._rule.id}.{name}", self._rule.thresholds[name].value)
 
     def reached(self, ns: float, name: str = "share") -> bool:
         """Whether a time over the span is positive and reaches a threshold that is a share of the step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -29,7 +29,8 @@ from stepscope.analysis.serving import (
 )
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
-from stepscope.diagnosis.finding import Figure, Interval, Location
+from stepscope.diagnosis.earlier import Earlier
+from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
 from stepscope.diagnosis.recording_costs import (
     Contention,
     RecordedEvents,
@@ -37,6 +38,7 @@ from stepscope.diagnosis.recording_costs import (
     recorded_events,
     without_recorded_faults,
 )
+from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
@@ -56,6 +58,8 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
 }
 """Patterns of names that only this framework records; the first match counts."""
 _Result = TypeVar("_Result")
+LookedUp: TypeAlias = dict[str, tuple[float, float]]
+"""Thresholds by name: the value, and the one by default."""
 MOSTLY_ONCE = 0.5
 """One-off share of a one-step recording that leaves nothing to promise."""
 MOST_PLACES = 20
@@ -85,7 +89,34 @@ class View(StepView):
     ) -> None:
         super().__init__(trace, user_code=user_code, device=device)
         self.settings = dict(settings or {})
-        self.computed: dict[Callable[[View], object], object] = {}
+        self.computed: dict[Callable[[View], object], tuple[object, LookedUp]] = {}
+        self._looking: list[LookedUp] = [{}]
+        self.answers: dict[str, RuleResult] = {}
+        self.earlier = Earlier(self)
+
+    def setting(self, name: str, default: float) -> float:
+        """The threshold of this name as the user set it; noted for `looked_up`."""
+        value = self.settings.get(name, default)
+        self._looking[-1][name] = (value, default)
+        return value
+
+    def looked_up(self, compute: Callable[[], _Result]) -> tuple[_Result, LookedUp]:
+        """What `compute` gives, and the thresholds that it looked up, also in what is computed once for all rules."""
+        self._looking.append({})
+        try:
+            result = compute()
+        finally:
+            looked_up = self._looking.pop()
+            self._looking[-1].update(looked_up)
+        return result, looked_up
+
+    def once(self, compute: Callable[[View], _Result]) -> _Result:
+        """What `compute` gives for this view, computed once."""
+        if compute not in self.computed:
+            self.computed[compute] = self.looked_up(lambda: compute(self))
+        result, looked_up = self.computed[compute]
+        self._looking[-1].update(looked_up)
+        return cast(_Result, result)
 
     @cached_property
     def program(self) -> ProgramFacts:
@@ -561,8 +592,6 @@ def once(compute: Callable[[View], _Result]) -> Callable[[View], _Result]:
 
     @wraps(compute)
     def kept(view: View) -> _Result:
-        if compute not in view.computed:
-            view.computed[compute] = compute(view)
-        return cast(_Result, view.computed[compute])
+        return view.once(compute)
 
     return kept

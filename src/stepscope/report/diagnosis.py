@@ -129,9 +129,13 @@ def trace_report(
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
+    record = None
+    if (trace.metadata.world_size or 1) > 1:
+        record = view.earlier.value("rank record", lambda: rank_record(trace, view))
+        view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
-        rank=rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None,
+        rank=record,
         energy=_energy(view, diagnosis),
     )
 

@@ -317,6 +317,13 @@ def gathered(table: pl.DataFrame, rows: Rows) -> pl.DataFrame:
     return pl.DataFrame([table[name].gather(known) for name in table.columns])
 
 
+def meeting(table: pl.DataFrame, rows: Rows, condition: pl.Expr) -> pl.DataFrame:
+    """Those of these rows that meet a condition, with their `row`; nothing of the others is copied."""
+    met = table.select(condition.fill_null(False)).to_series().to_numpy()
+    rows = rows[met[rows]]
+    return table[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+
+
 def inside(rows: Rows, parent: Rows) -> npt.NDArray[np.bool_]:
     """Whether each row is one of these or nested in one; shape of `parent`."""
     own = np.full(len(parent), -1, np.int64)

@@ -1,12 +1,12 @@
-"""Documents of the page, each made when it is first asked for, once, by a thread that all requests share."""
+"""Documents of the page, each made when it is first asked for, once, by threads that all requests share."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Final, TypeAlias
 
@@ -15,16 +15,22 @@ from stepscope.report.document import compact_json
 
 Options: TypeAlias = Mapping[str, str]
 """What the address of a document adds to its name, such as {"rank": "3"}."""
-Asked: TypeAlias = "SimpleQueue[tuple[str, str, dict[str, str]]]"
 Make: TypeAlias = Callable[[str, Options], Any]
 """Makes a document of a name; raises `NoDocument` where there is none."""
+Known: TypeAlias = Callable[[str], Collection[str]]
+"""Gives the options that a document of this name heeds."""
 
 MOST_BYTES: Final = 256 << 20
-"""Of all kept answers together."""
-CHANGING: Final = ("timeline", "whatif", "runs", "progress")
-"""Documents that are not kept: those of many windows or choices, and those that change."""
-LONG: Final = ("ranks", "compare")
-"""Documents that read other traces, by a thread of their own so that the others do not wait."""
+"""Of all kept answers together, with their keys."""
+CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto")
+"""Documents that are not kept: those of many windows or choices, those that change, and a copy of the trace."""
+KINDS: Final = (
+    ("session", "timeline", "slice", "stretch", "places", "runs", "progress"),  # follow the reader's hand
+    ("whatif",),
+    ("predict", "plan", "energy"),  # take seconds when they are first made
+    ("ranks", "compare"),  # read other traces
+)
+"""Documents of each kind wait only for those of their kind, and all others for each other."""
 
 
 class NoDocument(StepscopeError):
@@ -41,46 +47,82 @@ class Answer:
         return cls(status, compact_json({"error": sentence}))
 
 
+@dataclass
+class _Job:
+    """A document to make, and who waits for it."""
+
+    key: str
+    name: str
+    options: Options
+    waiting: list[Future[Answer]] = field(default_factory=list)
+    has_begun: bool = False
+
+    def begin(self) -> bool:
+        """Whether anybody still waits."""
+        self.waiting = [each for each in self.waiting if each.set_running_or_notify_cancel()]
+        self.has_begun = bool(self.waiting)
+        return self.has_begun
+
+
 class Documents:
-    """Answers requests for documents in order; two for the same document share one answer.
+    """Answers requests for documents; two for the same document share one answer.
 
     Args:
-        make: makes a document; called by one thread for those of LONG, and by one for all others.
+        make: makes a document; called by one thread for each of KINDS, and by one for all others.
         report: keeps a report of a bug and returns the sentence about it.
+        known: other options than these make no other document.
     """
 
-    def __init__(self, make: Make, report: Callable[[BaseException], str]) -> None:
-        self._make, self._report = make, report
+    def __init__(self, make: Make, report: Callable[[BaseException], str], known: Known) -> None:
+        self._make, self._report, self._known = make, report, known
         self._kept: OrderedDict[str, Answer] = OrderedDict()
-        self._coming: dict[str, Future[Answer]] = {}
+        self._kept_bytes = 0
+        self._coming: dict[str, _Job] = {}
         self._lock = threading.Lock()
-        self._asked: tuple[Asked, Asked] = (SimpleQueue(), SimpleQueue())
-        for asked in self._asked:  # daemons, so that the server ends at once whatever is being computed
-            threading.Thread(target=self._work, args=(asked,), name="documents", daemon=True).start()
+        self._asked: dict[str, SimpleQueue[_Job]] = {}
+        for kind in KINDS:
+            self._asked.update(dict.fromkeys(kind, self._queue()))
+        self._others = self._queue()
 
     def ask(self, name: str, options: Options) -> Future[Answer]:
-        """The document, at once if it is kept."""
-        key = f"{name}?{sorted(options.items())}"
+        """The document, at once if it is kept. Cancelled by all who wait before it is begun, it is not made."""
+        heeded = {key: options[key] for key in sorted(self._known(name)) if key in options}
+        key = f"{name}?{list(heeded.items())}"
+        future: Future[Answer] = Future()
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                known: Future[Answer] = Future()
-                known.set_result(self._kept[key])
-                return known
-            if key not in self._coming:
-                self._coming[key] = Future()
-                self._asked[name in LONG].put((key, name, dict(options)))
-            return self._coming[key]
+                future.set_result(self._kept[key])
+                return future
+            job = self._coming.get(key)
+            if job is None:
+                job = self._coming[key] = _Job(key, name, heeded)
+                self._asked.get(name, self._others).put(job)
+            if job.has_begun:
+                future.set_running_or_notify_cancel()
+            job.waiting.append(future)
+            return future
 
-    def _work(self, asked: Asked) -> None:
+    def _queue(self) -> SimpleQueue[_Job]:
+        """What waits for a new thread; a daemon, so that the server ends at once whatever is being computed."""
+        asked: SimpleQueue[_Job] = SimpleQueue()
+        threading.Thread(target=self._work, args=(asked,), name="documents", daemon=True).start()
+        return asked
+
+    def _work(self, asked: SimpleQueue[_Job]) -> None:
         while True:
-            key, name, options = asked.get()
-            answer = self._answer(name, options)
+            job = asked.get()
             with self._lock:
-                if answer.status == 200 and name not in CHANGING:
-                    self._keep(key, answer)
-                coming = self._coming.pop(key)
-            coming.set_result(answer)
+                if not job.begin():
+                    del self._coming[job.key]
+                    continue
+            answer = self._answer(job.name, job.options)
+            with self._lock:
+                if answer.status == 200 and job.name not in CHANGING:
+                    self._keep(job.key, answer)
+                del self._coming[job.key]
+            for each in job.waiting:
+                each.set_result(answer)
 
     def _answer(self, name: str, options: Options) -> Answer:
         try:
@@ -96,5 +138,7 @@ class Documents:
 
     def _keep(self, key: str, answer: Answer) -> None:
         self._kept[key] = answer
-        while len(self._kept) > 1 and sum(len(each.body) for each in self._kept.values()) > MOST_BYTES:
-            self._kept.popitem(last=False)
+        self._kept_bytes += len(key) + len(answer.body)
+        while len(self._kept) > 1 and self._kept_bytes > MOST_BYTES:
+            oldest, gone = self._kept.popitem(last=False)
+            self._kept_bytes -= len(oldest) + len(gone.body)

@@ -177,10 +177,17 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None) -> 
         return Response(bundled("page.css"), media_type="text/css")
 
     async def document(request: Request) -> Response:
-        answer: Answer = await asyncio.shield(
-            asyncio.wrap_future(documents.ask(request.path_params["name"], dict(request.query_params)))
-        )
-        return Response(answer.body, answer.status, media_type="application/json")
+        asked = asyncio.wrap_future(documents.ask(request.path_params["name"], dict(request.query_params)))
+        gone = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                return Response(status_code=408)  # nobody reads it
+            answer: Answer = asked.result()
+            return Response(answer.body, answer.status, media_type="application/json")
+        finally:
+            asked.cancel()
+            gone.cancel()
 
     routes = [
         Route("/", page),
@@ -189,6 +196,12 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None) -> 
         Route("/api/{name}", document),
     ]
     return _Guarded(Starlette(routes=routes), door, seen or _Seen())
+
+
+async def _gone(request: Request) -> None:
+    """Return when the client has left."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def listening(host: str, port: int | None) -> socket.socket:

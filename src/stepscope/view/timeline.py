@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ import polars as pl
 from stepscope.analysis.host import TABLES as HOST_TABLES
 from stepscope.analysis.host import host_time
 from stepscope.analysis.step_view import StepView
+from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.window import Times

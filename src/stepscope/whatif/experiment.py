@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -15,6 +14,7 @@ from stepscope.analysis.attribution import Attribution
 from stepscope.analysis.communication import collectives, kind_of
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.step_view import StepView
+from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times, union

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -30,9 +31,13 @@ def made(name: str, options: Mapping[str, str]) -> Any:
     raise NoDocument("there is none")
 
 
+def no_options(name: str) -> tuple[str, ...]:
+    return ()
+
+
 @pytest.fixture
 def client() -> TestClient:
-    documents = Documents(made, lambda error: f"a bug ({type(error).__name__})")
+    documents = Documents(made, lambda error: f"a bug ({type(error).__name__})", lambda _: ("a",))
     return TestClient(application(documents, DOOR), "http://127.0.0.1:8765", follow_redirects=False)
 
 
@@ -137,7 +142,7 @@ def test_two_requests_for_a_document_make_it_once() -> None:
         go_on.wait(60)
         return name
 
-    documents = Documents(make, str)
+    documents = Documents(make, str, no_options)
     first = documents.ask("diagnosis", {})
     assert begun.wait(60)
     second = documents.ask("diagnosis", {})
@@ -146,9 +151,104 @@ def test_two_requests_for_a_document_make_it_once() -> None:
     assert times == ["diagnosis"]
 
 
+class Held:
+    """Makes documents one by one, each when it is let go."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+        self.begun, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, name: str, options: Mapping[str, str]) -> str:
+        self.begun.release()
+        assert self.go_on.acquire(timeout=60)
+        self.made.append(name + "".join(options.values()))
+        return name
+
+
+@pytest.mark.parametrize("long", ["plan", "ranks", "diagnosis", "whatif"])
+def test_what_is_quick_waits_for_nothing_long(long: str) -> None:
+    held = Held()
+    documents = Documents(lambda name, options: held(name, options) if name == long else name, str, no_options)
+    waits = documents.ask(long, {})
+    assert held.begun.acquire(timeout=60)
+    for name in ("timeline", "stretch", "session"):
+        assert documents.ask(name, {}).result(60).status == 200
+    assert not waits.done()
+    held.go_on.release()
+    assert waits.result(60).status == 200
+
+
+def test_what_nobody_waits_for_any_more_is_not_made() -> None:
+    held = Held()
+    documents = Documents(held, str, lambda _: ("batch",))
+    first, *others = (documents.ask("plan", {"batch": batch}) for batch in ("1", "2", "3", "3", "4"))
+    assert held.begun.acquire(timeout=60)
+    assert not first.cancel()  # it has begun
+    assert others[0].cancel()
+    assert others[1].cancel()  # another still waits for the same
+    held.go_on.release(3)
+    assert {each.result(60).status for each in (first, *others[2:])} == {200}
+    assert held.made == ["plan1", "plan3", "plan4"]
+    held.go_on.release()
+    assert documents.ask("plan", {"batch": "2"}).result(60).status == 200
+    assert held.made[-1] == "plan2"
+
+
+def test_a_client_that_leaves_takes_its_question_back() -> None:
+    held = Held()
+    documents = Documents(held, str, lambda _: ("batch",))
+    documents.ask("plan", {"batch": "1"})
+    assert held.begun.acquire(timeout=60)
+    messages = [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/api/plan",
+        "query_string": b"batch=2",
+        "headers": [(b"host", b"127.0.0.1:8765"), (b"cookie", f"{DOOR.cookie}=the-token".encode())],
+    }
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        pass
+
+    async def ask() -> None:
+        await application(documents, DOOR)(scope, receive, send)
+
+    asyncio.run(ask())
+    last = documents.ask("plan", {"batch": "3"})
+    held.go_on.release(2)
+    assert last.result(60).status == 200
+    assert held.made == ["plan1", "plan3"]
+
+
+def test_unknown_options_make_no_other_document() -> None:
+    times: list[dict[str, str]] = []
+    documents = Documents(lambda name, options: times.append(dict(options)), str, lambda _: ("group_by",))
+    for options in ({"group_by": "name"}, {"cache": "1", "group_by": "name"}, {"group_by": "name", "x": "y" * 5000}):
+        documents.ask("idle", options).result(60)
+    assert times == [{"group_by": "name"}]
+
+
+def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[str] = []
+
+    def make(name: str, options: Mapping[str, str]) -> str:
+        times.append(options["row"])
+        return "x" * 400
+
+    documents = Documents(make, str, lambda _: ("row",))
+    monkeypatch.setattr("stepscope.view.documents.MOST_BYTES", 1000)
+    for row in ("1", "2", "1", "3", "1", "2", "1"):
+        documents.ask("slice", {"row": row}).result(60)
+    assert times == ["1", "2", "3", "2"]
+
+
 def test_what_changes_is_made_anew() -> None:
     times: list[str] = []
-    documents = Documents(lambda name, options: times.append(name), str)
+    documents = Documents(lambda name, options: times.append(name), str, no_options)
     for _ in range(2):
         documents.ask("runs", {}).result(60)
     assert times == ["runs", "runs"]

@@ -8,6 +8,7 @@ import { change, choose, href, look, range, selection, show } from "../state";
 import { switchTheme, theme } from "../theme";
 import type { View } from "../views";
 import { causeOf } from "./causes";
+import { Dialog } from "./controls";
 
 export function Top({ title, onHelp }: { title: string; onHelp: () => void }) {
   const next = theme.value === "dark" ? "light" : "dark";
@@ -90,19 +91,9 @@ const GENERAL: [string, string][] = [
 ];
 
 export function Shortcuts({ views, open, onClose }: { views: View[]; open: boolean; onClose: () => void }) {
-  const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => {
-    if (open) dialog.current?.showModal();
-    else dialog.current?.close();
-  }, [open]);
+  if (!open) return null;
   return (
-    <dialog ref={dialog} aria-labelledby="shortcuts" onClose={onClose} onClick={(event) => event.target === dialog.current && onClose()}>
-      <header>
-        <h2 id="shortcuts">Keyboard shortcuts</h2>
-        <button type="button" onClick={onClose}>
-          Close
-        </button>
-      </header>
+    <Dialog title="Keyboard shortcuts" onClose={onClose}>
       <div class="keys">
         {[...GENERAL, ...views.map(({ key, title }) => [`g ${key}`, title] as const)].map(([keys, what]) => (
           <div>
@@ -117,7 +108,7 @@ export function Shortcuts({ views, open, onClose }: { views: View[]; open: boole
           </div>
         ))}
       </div>
-    </dialog>
+    </Dialog>
   );
 }
 

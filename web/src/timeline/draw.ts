@@ -37,6 +37,7 @@ export interface Scene {
   /** Whether a slice belongs to what is chosen; null if nothing is, so that all are. */
   matches: ((name: string, kind: string) => boolean) | null;
   matchesCause: ((cause: string) => boolean) | null;
+  origin: number; // what the axis counts from
 }
 
 const UNKNOWN: Cause = { label: "", meaning: "", colour: "#8a94a0", hatched: false };
@@ -104,13 +105,14 @@ export class Painter {
     const { shown, colours, model } = scene;
     this.begin(colours.card);
     this.measure(shown);
-    const { ticks, base } = axisOf(shown.start, shown.end, canvas.width / ratio);
+    const { origin } = scene;
+    const { ticks, base } = axisOf(shown.start - origin, shown.end - origin, canvas.width / ratio);
     const low = (height - 5) * ratio;
     context.fillStyle = colours.line;
-    for (const { time } of ticks) context.fillRect(this.x(time, shown), (height - 14) * ratio, ratio, 14 * ratio);
+    for (const { time } of ticks) context.fillRect(this.x(time + origin, shown), (height - 14) * ratio, ratio, 14 * ratio);
     context.fillStyle = colours.muted;
     context.textBaseline = "alphabetic";
-    for (const { time, label } of ticks) context.fillText(label, this.x(time, shown) + 4 * ratio, low);
+    for (const { time, label } of ticks) context.fillText(label, this.x(time + origin, shown) + 4 * ratio, low);
     const { steps } = model.document;
     for (let at = 0; at < steps.start.length; at++) {
       const left = Math.max(this.x(steps.start[at]!, shown), 0);

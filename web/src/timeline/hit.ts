@@ -1,5 +1,7 @@
 /** What is at a place of the drawing. */
 
+import { duration as durationText, moment, share, size } from "../format";
+import type { Cause } from "../schema";
 import type { Range } from "../state";
 import { sliceAt } from "./detail";
 import type { DrawnGap, DrawnRow, Layout, Track } from "./model";
@@ -55,4 +57,35 @@ function valueAt({ values }: Track & { kind: "values" }, time: number): number |
   let found: number | null = null;
   for (let at = 0; at < start.length && start[at]! <= time; at++) found = value[at]!;
   return found;
+}
+
+/** What a tip says of it, as lines. */
+export function tipOf(hit: Hit, names: string[], causes: Record<string, Cause>, kinds: Record<string, Cause>): string[] {
+  switch (hit.kind) {
+    case "slice": {
+      const { row, of } = hit.track;
+      const [start, length] = [row.start[hit.at]!, row.duration[hit.at]!];
+      const kind = names[row.kind[hit.at]!]!;
+      const { label } = kinds[kind] ?? causes[kind] ?? { label: kind.replaceAll("_", " ") };
+      return [names[row.name[hit.at]!] || label, `${durationText(length)} · ${label || kind}`, `${of.label}, from ${moment(start)}`];
+    }
+    case "busy":
+      return [`${share(hit.share)} busy`, "many slices narrower than a pixel; zoom in to see them"];
+    case "gap": {
+      const { gap, at } = hit;
+      const cause = names[gap.cause[at]!]!;
+      const told = causes[cause];
+      const trigger = gap.trigger[at]! >= 0 ? [`after ${names[gap.trigger[at]!]} drained the queue`] : [];
+      const what = gap.device ? "idle" : "";
+      return [`${what} ${durationText(gap.duration[at]!)}: ${told?.label ?? cause}`.trim(), ...(told?.meaning ? [told.meaning] : []), ...trigger];
+    }
+    case "gaps": {
+      const idle = hit.shares.reduce((sum, [, each]) => sum + each, 0);
+      return [`${share(Math.min(idle, 1))} ${hit.gap.device ? "idle" : "by cause"}`, ...hit.shares.map(([cause, each]) => `${causes[cause]?.label ?? cause} ${share(each)}`)];
+    }
+    case "value": {
+      const { values, of } = hit.track;
+      return [values.unit === "bytes" ? size(hit.value) : String(hit.value), of.label];
+    }
+  }
 }

@@ -25,6 +25,13 @@ export function moved(range: Range, by: number, bounds: Range): Range {
   return within({ start: range.start + by, end: range.end + by }, bounds);
 }
 
+/** The range from one time to another, in whole nanoseconds. */
+export function between(a: number, b: number, bounds: Range): Range {
+  const clip = (time: number) => Math.round(Math.min(Math.max(time, bounds.start), bounds.end));
+  const [start, end] = [clip(Math.min(a, b)), clip(Math.max(a, b))];
+  return { start, end: Math.max(end, start + 1) };
+}
+
 /** A range with room on both sides. */
 export function framed(range: Range, bounds: Range, room = 0.1): Range {
   const length = Math.max(range.end - range.start, SHORTEST);

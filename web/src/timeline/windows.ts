@@ -41,7 +41,11 @@ export class Windows {
   private before: Model[] = []; // of other parameters, shown until there are new ones
   private extra: Parameters = {};
 
-  constructor(private readonly changed: () => void) {}
+  /** `of`: parameters that every window is asked with, also in a report file. */
+  constructor(
+    private readonly changed: () => void,
+    private readonly of: Parameters = {},
+  ) {}
 
   /** Ask with these parameters from now on; returns whether they are others. */
   askWith(extra: Parameters): boolean {
@@ -60,11 +64,20 @@ export class Windows {
   }
 
   best(range: Range): Model | null {
-    return bestOf(this.models, range) ?? bestOf(this.before, range);
+    const inside = this.inside(range);
+    return bestOf(this.models, inside) ?? bestOf(this.before, inside);
+  }
+
+  /** What was recorded of a range; all if that is nothing. */
+  private inside(range: Range): Range {
+    const { bounds } = this;
+    if (!bounds || range.start >= bounds.end || range.end <= bounds.start) return bounds ?? range;
+    return { start: Math.max(range.start, bounds.start), end: Math.min(range.end, bounds.end) };
   }
 
   /** Ask for what a range needs, if it is not there and not on its way; then perhaps for the whole recording. */
-  need(range: Range | null, width: number, all = false): void {
+  need(sight: Range | null, width: number, all = false): void {
+    const range = sight && this.inside(sight);
     const needed = range ? wanted(bestOf(this.models, range), range, this.bounds, width) : this.models.length ? null : { start: NaN, end: NaN };
     const next = needed ?? (all && !this.asked ? this.unknown() : null);
     if (!next || this.error || (isFile && this.models.length)) return;
@@ -94,7 +107,7 @@ export class Windows {
     const part: Parameters = isFile || Number.isNaN(range.start) ? {} : { start: range.start, end: range.end };
     const size: Parameters = isFile ? {} : { width: Math.min(Math.round(width * (1 + 2 * MARGIN)), WIDEST) };
     try {
-      const document: Timeline = await fetchDocument("timeline", { ...part, ...size, ...(isFile ? {} : this.extra) }, abort.signal);
+      const document: Timeline = await fetchDocument("timeline", { ...this.of, ...part, ...size, ...(isFile ? {} : this.extra) }, abort.signal);
       if (abort.signal.aborted) return;
       this.keep(modelOf(document));
     } catch (error) {

@@ -11,7 +11,8 @@ import { Scroll } from "../parts/scroll";
 import { Table, type Column } from "../parts/table";
 import type { Cause, Session } from "../schema";
 import { valueOf } from "../selection";
-import { change, parameter } from "../state";
+import { change, parameter, selection } from "../state";
+import { TwoTimelines } from "./two-timelines";
 import "../parts/further.css";
 import "./compare.css";
 
@@ -35,13 +36,13 @@ export function Compare() {
         )}
       </div>
       <Shown of={compare} height={640}>
-        {(document: Document) => document.comparisons[0] && <Both comparison={document.comparisons[0]} session={session.value} />}
+        {(document: Document) => document.comparisons[0] && <Both comparison={document.comparisons[0]} session={session.value} other={number} />}
       </Shown>
     </div>
   );
 }
 
-function Both({ comparison, session }: { comparison: Comparison; session: Session | undefined }) {
+function Both({ comparison, session, other }: { comparison: Comparison; session: Session | undefined; other: number }) {
   const { before, after, verdict, sentences, notes, samples } = comparison;
   const [first, ...more] = sentences;
   return (
@@ -52,7 +53,13 @@ function Both({ comparison, session }: { comparison: Comparison; session: Sessio
       {more.map((text) => (
         <p>{sentence(text)}</p>
       ))}
-      <Bars comparison={comparison} session={session} />
+      <div class="compare-first">
+        <div class="stack">
+          <Bars comparison={comparison} session={session} />
+          <TwoTimelines key={other} comparison={comparison} other={other} />
+        </div>
+        <Changes causes={comparison.causes} step_ns={before.step_ns} session={session} />
+      </div>
       {[...notes, ...samples.caveats].map((note) => (
         <p class="muted small">{note}</p>
       ))}
@@ -111,11 +118,60 @@ function StepBar({ title, side, most, causes, of, session }: BarProps) {
   );
 }
 
+const MOST_CHANGES = 14;
+
+/** What each cause adds or saves, on one scale, the largest first. */
+function Changes({ causes, step_ns, session }: { causes: readonly Difference[]; step_ns: number; session: Session | undefined }) {
+  const rows = causes.filter((row) => Math.abs(row.difference_ns) >= 0.001 * step_ns).sort((a, b) => Math.abs(b.difference_ns) - Math.abs(a.difference_ns));
+  const most = Math.max(...rows.map((row) => Math.abs(row.difference_ns)), 1);
+  return (
+    <section class="changes" aria-label="Differences by cause, a step">
+      <h3>Differences by cause, a step</h3>
+      {!rows.length && <p class="muted small">No cause differs by 0.1 % of the step.</p>}
+      <ul>
+        {rows.slice(0, MOST_CHANGES).map((row) => {
+          const look = lookOf(session, row);
+          const isIdle = row.kind === "idle";
+          const content = (
+            <>
+              <span class="what">
+                <Swatch cause={look} /> {look.label}
+              </span>
+              <span class="diverging" aria-hidden="true">
+                <i
+                  class={[row.difference_ns < 0 ? "less" : "more", look.hatched && "hatched"].filter(Boolean).join(" ")}
+                  style={{ "--c": look.colour, width: `${(50 * Math.abs(row.difference_ns)) / most}%` }}
+                />
+              </span>
+              <span class={row.difference_ns < 0 ? "number gain" : "number"}>{signed(row.difference_ns)}</span>
+            </>
+          );
+          const tip = `${look.label}: ${duration(row.before_ns)} before, ${duration(row.after_ns)} after\n${look.meaning}`;
+          return (
+            <li data-tip={tip}>
+              {isIdle ? (
+                <button type="button" aria-pressed={isChosenCause(row)} onClick={() => toggle("cause", row.name ?? "")}>
+                  {content}
+                </button>
+              ) : (
+                <div>{content}</div>
+              )}
+            </li>
+          );
+        })}
+      </ul>
+      {rows.length > MOST_CHANGES && <p class="muted small">{count(rows.length - MOST_CHANGES)} smaller ones are in the table below.</p>}
+    </section>
+  );
+}
+
+const isChosenCause = (row: Difference) => selection.value?.kind === "cause" && selection.value.value === row.name;
+
 const WORK: Record<string, string> = { computing: "compute", communication: "communication", copies: "copy_in" };
 
 function lookOf(session: Session | undefined, row: Difference): Cause {
   const name = row.name ?? "";
-  if (row.kind === "idle") return causeOf(session, name);
+  if (row.kind === "idle" || (row.kind === "host" && name !== "compute")) return causeOf(session, name);
   const look = session?.kinds[WORK[name] ?? name] ?? BUSY;
   return { ...look, label: name.replaceAll("_", " ") };
 }

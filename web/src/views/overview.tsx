@@ -5,7 +5,8 @@ import { StepBar } from "../parts/step-bar";
 import { useDocument, useOptional } from "../document";
 import { sentence, short } from "../format";
 import { useRelated } from "../related";
-import type { Diagnosis, Finding, Session, Step } from "../schema";
+import type { Diagnosis, Finding, Session } from "../schema";
+import { nearestStep } from "../steps";
 import { findingValues, isRelated } from "../selection";
 import { choose, selection, show } from "../state";
 import { toggle } from "../parts/causes";
@@ -62,9 +63,7 @@ function First({ diagnosis, session }: { diagnosis: Diagnosis; session?: Session
 
 /** The timeline of the step that is nearest to the typical one; of all, without steps. */
 function Strip({ diagnosis: { steps } }: { diagnosis: Diagnosis }) {
-  const off = (step: Step) => Math.abs(step.duration_ns - steps.step_ns);
-  const complete = steps.list.filter((step) => step.complete);
-  const typical = complete.length ? complete.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
+  const typical = nearestStep(steps.list, steps.step_ns);
   const length = steps.list.length === 1 ? Math.max(steps.step_ns, steps.list[0]!.duration_ns) : typical?.duration_ns; // the device may need longer
   const place = typical && length ? { start: typical.start_ns, end: typical.start_ns + length } : {};
   return <Timeline compact {...place} height={STRIP} onCause={(cause) => toggle("cause", cause)} />;

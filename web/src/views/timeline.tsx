@@ -10,6 +10,7 @@ import { placesIn, sliceIn as sliceAt, stretchIn } from "../timeline/local";
 import { chooseNamed, kindOf, SlicePanel, StretchPanel } from "../timeline/panel";
 import { Timeline } from "../timeline/timeline";
 import { toggle } from "../parts/causes";
+import { OpenInPerfetto } from "../parts/perfetto";
 import "./timeline.css";
 
 const NONE: never[] = [];
@@ -43,9 +44,10 @@ export function TimelineView() {
         <button type="button" aria-pressed={parameter("path") === "1"} onClick={() => change({ path: parameter("path") === "1" ? null : "1" })}>
           Critical path
         </button>
-        <button type="button" disabled={!shown} onClick={() => look(null)}>
-          Whole recording (0)
+        <button type="button" disabled={!shown} title="Key 0" onClick={() => look(null)}>
+          Whole recording
         </button>
+        <OpenInPerfetto />
       </div>
       <Timeline
         {...(shown ?? {})}
@@ -67,7 +69,7 @@ export function TimelineView() {
         onMark={(at) => change({ measure: at && rangeText(at) }, true)}
       />
       <p class="muted small timeline-keys">
-        <kbd>W</kbd> <kbd>S</kbd> or Ctrl and wheel zoom, <kbd>A</kbd> <kbd>D</kbd> or drag move, <kbd>F</kbd> zooms to the chosen slice, <kbd>M</kbd> or Shift and drag
+        <kbd>W</kbd> <kbd>S</kbd> or Ctrl and wheel zoom, <kbd>A</kbd> <kbd>D</kbd> or drag move, <kbd>F</kbd> zooms to the chosen slice, <kbd>0</kbd> shows the whole recording, <kbd>M</kbd> or Shift and drag
         measure, double-click zooms to a slice or step.
       </p>
       {chosen && <SlicePanel of={slice} session={session} onGo={goTo} onClose={() => change({ slice: null })} />}

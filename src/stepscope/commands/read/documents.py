@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -17,6 +16,7 @@ from stepscope.commands.read.costs import costs_of, note
 from stepscope.commands.shared.options import user_code_from
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.document import compact_json
+from stepscope.threads import cached_property
 from stepscope.view.documents import NoDocument, Options
 from stepscope.view.page import address, page_file, with_options
 
@@ -93,7 +93,22 @@ class OpenTrace:
         return costs_of(self.trace, self.view.user_code)
 
 
-Maker: TypeAlias = Callable[[OpenTrace, Options], Any]
+Make: TypeAlias = Callable[[OpenTrace, Options], Any]
+
+
+@dataclass(frozen=True)
+class Maker:
+    """How a document is made.
+
+    Attributes:
+        options: those of its address that it heeds.
+    """
+
+    make: Make
+    options: tuple[str, ...] = ()
+
+    def __call__(self, opened: OpenTrace, options: Options) -> Any:
+        return self.make(opened, options)
 
 
 def number(options: Options, name: str, *, least: int = -(2**62), most: int = 2**62) -> int | None:
@@ -127,7 +142,7 @@ def _table(command: TableCommand, *known: str) -> Maker:
             setattr(arguments, name, getattr(opened.arguments, name))
         return command.table(opened.trace, arguments)[0]
 
-    return make
+    return Maker(make, known)
 
 
 def _diagnosis(opened: OpenTrace, options: Options) -> Any:
@@ -141,6 +156,15 @@ def _timeline(opened: OpenTrace, options: Options) -> Any:
     width = number(options, "width", least=1, most=100_000)
     path = options.get("path", "") not in ("", "0", "false")
     return opened.timeline.window(start, end, width or 1000, path=path, mark=options.get("mark", ""))
+
+
+def _perfetto(opened: OpenTrace, options: Options) -> Any:
+    """The trace that is diagnosed, as `stepscope export` writes it for Perfetto's page."""
+    from stepscope.report.exports.chrome import timeline
+    from stepscope.whatif.critical_path import critical_path
+
+    view = opened.view
+    return msgspec.Raw(b"".join(timeline(view.trace, view.idle, critical_path(view.experiment))))
 
 
 def _lines(opened: OpenTrace, options: Options) -> Any:
@@ -251,37 +275,41 @@ def _telemetry(opened: OpenTrace, options: Options) -> Any:
 
 
 MAKERS: Final[dict[str, Maker]] = {
-    "diagnosis": _diagnosis,
-    "timeline": _timeline,
-    "slice": _slice,
-    "stretch": _stretch,
-    "places": _places,
-    "links": _links,
+    "diagnosis": Maker(_diagnosis),
+    "timeline": Maker(_timeline, ("start", "end", "width", "path", "mark")),
+    "slice": Maker(_slice, ("table", "row")),
+    "stretch": Maker(_stretch, ("start", "end")),
+    "places": Maker(_places, ("text", "near")),
+    "links": Maker(_links),
+    "perfetto": Maker(_perfetto),
     "steps": _table(tables.STEPS),
     "idle": _table(tables.IDLE, "pieces", "group_by"),
     "operators": _table(tables.OPERATORS, "group_by"),
     "kernels": _table(tables.KERNELS, "group_by", "launches"),
     "input": _table(tables.INPUT),
-    "loading": _loading,
-    "roofline": _roofline,
-    "lines": _lines,
-    "source": _source,
-    "modules": _modules,
-    "memory": _memory,
-    "memory-levels": _memory_levels,
-    "memory-alive": _memory_alive,
-    "flame": _flame,
-    "telemetry": _telemetry,
+    "loading": Maker(_loading),
+    "roofline": Maker(_roofline),
+    "lines": Maker(_lines),
+    "source": Maker(_source, ("file",)),
+    "modules": Maker(_modules, ("depth",)),
+    "memory": Maker(_memory),
+    "memory-levels": Maker(_memory_levels, ("device", "by")),
+    "memory-alive": Maker(_memory_alive, ("device", "time")),
+    "flame": Maker(_flame),
+    "telemetry": Maker(_telemetry),
 }
 
 
 def available(trace: Trace) -> list[str]:
     """Names of the documents that this trace has, told without computing them."""
+    from stepscope.commands.read.export import has_slices
+
     has_work, has_memory = not trace.device_work.is_empty(), not trace.memory.is_empty()
     has = {
         **dict.fromkeys(("kernels", "roofline"), has_work),
         **dict.fromkeys(("memory", "memory-levels", "memory-alive"), has_memory),
         "telemetry": _has_telemetry(trace),
+        "perfetto": has_slices(trace),
     }
     return [name for name in MAKERS if has.get(name, True)]
 

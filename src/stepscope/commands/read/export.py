@@ -73,7 +73,7 @@ def _run_export(arguments: argparse.Namespace) -> int:
     if arguments.output == "-" and arguments.format in (*_TABLES, "tensorboard"):
         raise UsageError(f"--format {arguments.format} writes a folder, which cannot go to standard output")
     trace = open_from(arguments, arguments.trace)
-    if arguments.format in _NEEDS_SLICES and not _has_slices(trace):
+    if arguments.format in _NEEDS_SLICES and not has_slices(trace):
         raise UsageError(
             f"{trace.metadata.path} has nothing to draw: no operator, call, frame, annotation or device work"
         )
@@ -91,7 +91,7 @@ def _run_export(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _has_slices(trace: Trace) -> bool:
+def has_slices(trace: Trace) -> bool:
     from stepscope.trace.tables import SLICE_TABLES
 
     return any(not trace.scan(table).head(1).collect().is_empty() for table in SLICE_TABLES)

@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the page cannot be served at {where}: {error.strerror or error}") from error
     with socket:
         door = Door(arguments.host, socket.getsockname()[1])
-        documents = Documents(page.document, _bug)
+        documents = Documents(page.document, _bug, page.options)
         for name in ("session", "diagnosis", "timeline"):
             documents.ask(name, {})  # what the first screen shows is made while the browser starts
         _say_where(door.address, door.port, arguments)
@@ -123,7 +123,8 @@ COMMAND: Final = Command(
     _prepare_parser,
     _run,
     """\
-The page is served to this machine only, and to who has the address with its token. It sends nothing anywhere.
+The page is served to this machine only, and to who has the address with its token. It sends nothing anywhere
+but by its button for Perfetto, which says so.
 
 examples:
   stepscope view trace.json.gz

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import threading
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 _KEPT: Final = 2
 """Traces that stay open: the one looked at, and the one before it."""
+_SCOPE: Final = ("run", "traces", "rank", "other")
+"""Options of an address that choose the trace, the same for every document; a run's number of traces grows."""
 _RANK: Final = re.compile(r"rank[-_.]?0*(\d+)")
 
 
@@ -39,10 +42,17 @@ class Job:
         self.path, self.others = path, others
         self.files = trace_paths(path)
         self.unreadable: list[str] = []
+        self._lock = threading.Lock()
         self._open: dict[Path, OpenTrace] = {}
+        self._opening: dict[Path, threading.Lock] = {}
         self._ranks: dict[Path, int | None] = {}
+        self._others: dict[str, Job] = {}
 
     def document(self, name: str, options: Options) -> Any:
+        """A document; with the option "other" that of one of the further paths, by its number."""
+        if "other" in options:
+            further = {key: value for key, value in options.items() if key != "other"}
+            return self._other(options["other"]).document(name, further)
         if name == "ranks":
             return self.ranks.document(options)
         if name in CHOICES:
@@ -50,6 +60,14 @@ class Job:
         if name not in MAKERS:
             raise NoDocument(f"the page has no document {name[:50]!r}")
         return MAKERS[name](self.opened(options), options)
+
+    def _other(self, number: str) -> Job:
+        if number not in map(str, range(len(self.others))):
+            raise NoDocument("that was not named on the command line")
+        with self._lock:
+            if number not in self._others:
+                self._others[number] = Job(self.arguments, self.others[int(number)])
+            return self._others[number]
 
     @property
     def documents(self) -> list[str]:
@@ -71,7 +89,7 @@ class Job:
         if "rank" not in options:
             return self._first()
         wanted = options["rank"]
-        known = [file for file, rank in self._ranks.items() if str(rank) == wanted]
+        known = [file for file, rank in list(self._ranks.items()) if str(rank) == wanted]
         likely = [file for file in self.files if wanted == str(file) or _RANK.findall(str(file))[-1:] == [wanted]]
         for file in dict.fromkeys([*likely, *known, *self.files]):  # the same whatever was opened before
             opened = self._opened(file)
@@ -88,9 +106,15 @@ class Job:
 
     def _opened(self, file: Path) -> OpenTrace | None:
         """The trace of this file, opened once; None for a file of several that cannot be read."""
-        if file in self._open:
-            self._open[file] = self._open.pop(file)
-            return self._open[file]
+        with self._lock:
+            if file in self._open:
+                self._open[file] = self._open.pop(file)
+                return self._open[file]
+            opening = self._opening.setdefault(file, threading.Lock())
+        with opening:
+            return self._open.get(file) or self._read(file)
+
+    def _read(self, file: Path) -> OpenTrace | None:
         try:
             opened = self.read(file)
         except TraceError as error:
@@ -99,10 +123,11 @@ class Job:
             if str(error) not in self.unreadable:
                 self.unreadable.append(str(error))
             return None
-        self._open[file] = opened
-        self._ranks[file] = opened.trace.metadata.rank
-        while len(self._open) > _KEPT:
-            self._open.pop(next(iter(self._open)))
+        with self._lock:
+            self._open[file] = opened
+            self._ranks[file] = opened.trace.metadata.rank
+            while len(self._open) > _KEPT:
+                self._open.pop(next(iter(self._open)))
         return opened
 
     def read(self, file: Path) -> OpenTrace:
@@ -179,6 +204,7 @@ class Page:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
+        self._lock = threading.Lock()
         first, *others = arguments.paths or [None]
         self._named = None if first is None else Job(arguments, first, tuple(others))
         self._run: tuple[str, Job] | None = None
@@ -196,6 +222,13 @@ class Page:
             return _runs(self._index)
         return self.job(options).document(name, options)
 
+    def options(self, name: str) -> tuple[str, ...]:
+        """Options of an address that the document of this name heeds."""
+        if name == "ranks":
+            return (*_SCOPE, "cause")
+        made = CHOICES.get(name) or MAKERS.get(name)
+        return _SCOPE if made is None else (*_SCOPE, *made.options)
+
     def job(self, options: Options) -> Job:
         if self._named is not None:
             return self._named
@@ -203,9 +236,10 @@ class Page:
         record = self._index.meant(name)
         if record is None:
             raise NoDocument(f"there is no run {name[:100]!r}" if name != "latest" else "nothing was recorded yet")
-        if self._run is None or self._run[0] != record.name or not self._run[1].files:
-            self._run = (record.name, Job(self._arguments, str(record.path)))
-        return self._run[1]
+        with self._lock:
+            if self._run is None or self._run[0] != record.name or not self._run[1].files:
+                self._run = (record.name, Job(self._arguments, str(record.path)))
+            return self._run[1]
 
     @cached_property
     def _index(self) -> RunIndex:
