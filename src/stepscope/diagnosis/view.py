@@ -43,7 +43,7 @@ from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows, at, inside, outermost
+from stepscope.trace.nesting import Rows, at, beginning_in, inside, outermost, those
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
@@ -310,7 +310,8 @@ class View(StepView):
         """
         if self.device is None:
             return self.host_pieces
-        return self._with_slices(self.idle_in_steps.filter(pl.col("device") == self.device))
+        idle = self.idle_in_steps
+        return self._with_slices(those(idle, (idle["device"] == self.device).fill_null(False).to_numpy()))
 
     @cached_property
     def host_pieces(self) -> pl.DataFrame:
@@ -378,7 +379,7 @@ class View(StepView):
         return self.pieces.filter(pl.col("cause").is_in(causes))
 
     def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+        return beginning_in(table, self.span)
 
     def steps_with(self, starts: Times) -> int:
         """Number of complete steps that contain at least one of these times; 1 without steps."""

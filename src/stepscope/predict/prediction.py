@@ -128,6 +128,8 @@ class StepPredictor:
         self._recorded_batch = recorded_batch
         self._sampled_memory_bytes = sampled_memory_bytes
         self.replays = StepReplays(experiment, host_factor=host_factor, input_factor=self.batch_factor)
+        self._predicted: dict[DevicePeaks, StepPrediction] = {}
+        self._last_times: tuple[DevicePeaks, tuple[WorkTimes, tuple[str, ...]]] | None = None
 
     @property
     def trace(self) -> Trace:
@@ -167,7 +169,7 @@ class StepPredictor:
 
     @cached_property
     def _calls(self) -> CalledOperations:
-        return CalledOperations(self.trace)
+        return CalledOperations.of(self.trace)
 
     @cached_property
     def recorded_device(self) -> DevicePeaks | None:
@@ -176,7 +178,12 @@ class StepPredictor:
         return self.source if self.source is not None or device is None else device_peaks(self.trace, device)
 
     def on(self, target: DevicePeaks) -> StepPrediction:
-        """Predict the mean step on a device; without a time if too much of the recorded steps went to others."""
+        """Predict the mean step on a device, once; without a time if too much of the recorded steps went to others."""
+        if target not in self._predicted:
+            self._predicted[target] = self._on(target)
+        return self._predicted[target]
+
+    def _on(self, target: DevicePeaks) -> StepPrediction:
         contention = self.replays.contention
         if contention is not None and contention.is_too_much:
             return replace(self._without_time(target, ()), notes=(_disturbed(contention, is_left_out=False),))
@@ -211,6 +218,11 @@ class StepPredictor:
 
     def times_on(self, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
         """Times of device work in the requested number type and batch size, with notes."""
+        if self._last_times is None or self._last_times[0] != target:  # asked for again with several of the device
+            self._last_times = target, self._times_on(target)
+        return self._last_times[1]
+
+    def _times_on(self, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
         times = work_times(self.trace, target, precision=self.precision, source=self.source)
         source = self.recorded_device
         if source is not None and (times.basis == "link").any() and self._exchange is not None:

@@ -50,14 +50,12 @@ from stepscope.diagnosis.recording_costs import Contention, contention_of
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.operation_times import (
     guessed_band,
-    operation_times,
     scaled_ns,
     sustained_bandwidth,
     wave_factors,
 )
 from stepscope.predict.operations import (
     NO_TF32,
-    Cast,
     Names,
     Numbers,
     OperationTimes,
@@ -149,7 +147,7 @@ def work_times(
         check_precision(precision)
     work = trace.device_work
     times = _Times(np.maximum(work["duration_ns"].fill_null(0).to_numpy().astype(np.float64), 0.0))
-    calls = CalledOperations(trace, precision)
+    calls = CalledOperations.of(trace, precision)
     for device in work["device"].unique(maintain_order=True).to_list():
         rows = (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
@@ -268,12 +266,12 @@ class _Device:
         place = calls.of_work[rows]
         if self._is_same:
             times.keep(rows[~calls.cast.changed[place] & calls.known[place]], "same device")
-        after = self._on_target(calls.cast)
+        after = self._on_target()
         measured = times.measured[rows]
         if self.source is None:
             self._answer_by_shapes(rows, place, after)
             return
-        before = operation_times(types_on(calls.operations, self.source), self.source)
+        before = calls.times_on(self.source)
         total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
         factors = _factors(total, before, after, alike=_are_alike(self.source, self.target))
         ends = tuple(_floored(measured, one[place]) for one in factors)
@@ -316,14 +314,10 @@ class _Device:
         self._answer_known(rows, plausible & learned, "shapes", found)
         self._answer_known(rows, plausible & ~learned, "datasheet", found)
 
-    def _on_target(self, cast: Cast) -> OperationTimes:
-        added = self._added_tf32
-        expected, least, most = (
-            operation_times(types_on(one, self.target, added), self.target)
-            for one in (cast.operations, cast.least, cast.most)
-        )
-        ns, low, high = (np.where(self.calls.known, one, np.nan) for one in (expected.ns, least.low_ns, most.high_ns))
-        return OperationTimes(ns, low, high, expected.basis)
+    def _on_target(self) -> OperationTimes:
+        times = self.calls.cast_times_on(self.target, self._added_tf32)
+        ns, low, high = (np.where(self.calls.known, one, np.nan) for one in (times.ns, times.low_ns, times.high_ns))
+        return OperationTimes(ns, low, high, times.basis)
 
     @property
     def _added_tf32(self) -> Tf32:

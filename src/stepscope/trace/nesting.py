@@ -367,7 +367,15 @@ def beginning_in(table: pl.DataFrame, window: Window | None) -> pl.DataFrame:
     """Rows that start in the window; all rows without a window."""
     if window is None:
         return table
-    return table.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    start = table["start_ns"]
+    return those(table, ((start >= window.start_ns) & (start < window.end_ns)).fill_null(False).to_numpy())
+
+
+def those(table: pl.DataFrame, wanted: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """These rows; without a copy if they follow each other."""
+    count = int(np.count_nonzero(wanted))
+    first = int(wanted.argmax()) if count else 0
+    return table.slice(first, count) if wanted[first : first + count].all() else table.filter(wanted)
 
 
 class Numbering(Generic[_T]):
