@@ -3,10 +3,10 @@
     python benchmarks/diagnose_speed.py [--megabytes 10 100] [--runs 5] [--phases] [--directory DIR] [--json FILE]
                                         [--hta PYTHON] [--tb-profiler PYTHON] [--tracelens PYTHON] [--exports]
 
-Traces are long_trace.py's. "first" reads the file with an empty cache, "kept" finds its tables in the cache but asks
-something new (another --top), "again" is the same command once more, whose answer is kept. Figures are medians of the
-runs: CPU seconds of the process (user and system), elapsed seconds, and its peak of memory as the operating system
-counts it.
+Traces are long_trace.py's. "first" reads the file with an empty cache, "threshold" asks with another threshold of a
+rule (--set), "output" with another --top, "again" is the same command once more, whose answer is kept. Figures are
+medians of the runs: CPU seconds of the process (user and system), elapsed seconds, and its peak of memory as the
+operating system counts it.
 
 Other tools run in the Pythons that have them, in turn with stepscope, each as a process that opens the same file and
 makes its tables: HolisticTraceAnalysis (holistictraceanalysis==0.5.0, pandas<3), torch-tb-profiler (0.4.3, pandas<3)
@@ -112,7 +112,7 @@ def stepscope(words: list[str], environment: dict[str, str]) -> dict[str, float]
 
 
 def runs(trace: Path, count: int, peers: dict[str, str]) -> dict[str, dict[str, float] | str]:
-    """The medians of the three ways to ask, and of each peer, in turn; why, where a peer fails.
+    """The medians of the four ways to ask, and of each peer, in turn; why, where a peer fails.
 
     Args:
         peers: by its key in PEERS, the Python that has it.
@@ -123,8 +123,10 @@ def runs(trace: Path, count: int, peers: dict[str, str]) -> dict[str, dict[str, 
         with tempfile.TemporaryDirectory() as cache:
             environment = {**os.environ, "STEPSCOPE_CACHE_DIR": cache, "PYTHONPATH": str(ROOT / "src")}
             found["first"].append(stepscope(["diagnose", str(trace)], environment))
+            stricter = ["diagnose", str(trace), "--set", f"loop-in-step.repetitions={9 + number}"]
+            found["threshold"].append(stepscope(stricter, environment))
             other = ["diagnose", str(trace), "--top", str(6 + number)]
-            found["kept"].append(stepscope(other, environment))
+            found["output"].append(stepscope(other, environment))
             found["again"].append(stepscope(other, environment))
         for key, python in peers.items():
             name, script = PEERS[key]

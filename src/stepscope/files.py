@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import stat
+import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -25,6 +26,37 @@ def cache_folder() -> Path:
     import platformdirs
 
     return Path(os.environ.get("STEPSCOPE_CACHE_DIR") or platformdirs.user_cache_dir("stepscope", appauthor=False))
+
+
+PACKAGE: Final = str(Path(__file__).parent)
+LIBRARIES: Final = tuple(sorted({sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}))
+
+
+def package_state() -> list[tuple[int, int]]:
+    """Times and sizes of stepscope's own files, and the time of the folders that have its libraries."""
+    found = []
+    for folder in (PACKAGE, *(LIBRARIES if PACKAGE not in LIBRARIES else ())):
+        state = os.stat(folder)
+        found.append((state.st_mtime_ns, 0))
+    for folder, folders, files in os.walk(PACKAGE):
+        folders[:] = sorted(each for each in folders if each != "__pycache__")
+        for state in (os.stat(os.path.join(folder, each)) for each in sorted(files)):
+            found.append((state.st_mtime_ns, state.st_size))
+    return found
+
+
+def keep_newest(folder: Path, most_bytes: int) -> None:
+    """Remove the oldest files of a folder that has more than these bytes.
+
+    Raises OSError if one cannot be removed.
+    """
+    with os.scandir(folder) as files:
+        found = sorted(((each.stat().st_mtime, each.stat().st_size, each.path) for each in files), reverse=True)
+    taken = 0
+    for _, amount, path in found:
+        taken += amount
+        if taken > most_bytes:
+            os.unlink(path)
 
 
 @contextlib.contextmanager

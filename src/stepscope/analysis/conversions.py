@@ -15,7 +15,7 @@ from stepscope.analysis.module_paths import backward_source
 from stepscope.analysis.operators import described_work
 from stepscope.analysis.work import Shape, elements, first_shape, shapes_of, types_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.nesting import Rows, at, beginning_in, conformed, row_numbers
+from stepscope.trace.nesting import Rows, at, beginning_in, conformed, meeting, row_numbers
 
 FLOATS: Final = {"double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16"}
 """The profiler's names of floating-point types -> PyTorch's."""
@@ -42,7 +42,7 @@ def casts(trace: Trace, rows: Rows) -> list[Cast]:
     operators = trace.operators
     parent = row_numbers(operators["parent"])
     names = operators["name"]
-    copies = operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64)).filter(pl.col("name") == "aten::copy_")
+    copies = meeting(operators, rows, pl.col("name") == "aten::copy_")
     copies = copies.filter(pl.col("input_types").is_in(list(filter(_converts, copies["input_types"].unique()))))
     found = []
     columns = ("row", "lane", "start_ns", "input_shapes", "input_types")
@@ -85,12 +85,13 @@ def there_and_back(found: list[Cast]) -> list[Cast]:
 
 def wide_operators(trace: Trace, rows: Rows, conversions: list[Cast]) -> Rows:
     """Rows of these operators that work mostly on float64, without conversions."""
-    operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     converting = {cast.row for cast in conversions}
-    candidates = operators.filter(
+    candidates = meeting(
+        trace.operators,
+        rows,
         pl.col("input_types").str.contains('"double"', literal=True)
         & ~pl.col("name").is_in([*_WRAPPERS, "aten::copy_", "ToCopyBackward0"])
-        & ~pl.col("name").str.contains(r"^autograd::engine|^torch::autograd")
+        & ~pl.col("name").str.contains(r"^autograd::engine|^torch::autograd"),
     )
     found = []
     for row, shapes, types in candidates.select("row", "input_shapes", "input_types").iter_rows():
@@ -131,11 +132,10 @@ class LayoutCopy:
 
 def layout_copies(trace: Trace, rows: Rows) -> list[LayoutCopy]:
     """Copies among these rows of `operators` that follow a permutation of three dimensions or more."""
-    operators = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     copying = _really_copying(trace)
     lanes = trace.operators["lane"].to_numpy()
     columns = ("row", "lane", "name", "input_shapes", "input_values")
-    wanted = operators.filter(pl.col("name").is_in([*_PERMUTES, *_COPIES]))
+    wanted = meeting(trace.operators, rows, pl.col("name").is_in([*_PERMUTES, *_COPIES]))
     found: list[LayoutCopy] = []
     last: dict[int, tuple[int, Shape, tuple[int, ...]]] = {}
     taken = -1

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.captured import unrecorded_graphs
@@ -27,6 +28,7 @@ from stepscope.analysis.host import (
     slice_columns,
 )
 from stepscope.trace import Trace, Window
+from stepscope.trace.nesting import those
 from stepscope.trace.window import union
 
 IDLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -121,9 +123,12 @@ def idle_summary(idle: pl.DataFrame, windows: dict[str, Window]) -> pl.DataFrame
 
 def clipped(pieces: pl.DataFrame, window: Window) -> pl.DataFrame:
     """The pieces of time inside the window, cut at its ends."""
-    start = pl.col("start_ns").clip(lower_bound=window.start_ns)
-    end = (pl.col("start_ns") + pl.col("duration_ns")).clip(upper_bound=window.end_ns)
-    return pieces.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0)
+    starts = pieces["start_ns"].to_numpy()
+    ends = starts + pieces["duration_ns"].to_numpy()
+    begin, end = np.maximum(starts, window.start_ns), np.minimum(ends, window.end_ns)
+    if (begin != starts).any() or (end != ends).any():
+        pieces = pieces.with_columns(start_ns=pl.Series(begin), duration_ns=pl.Series(end - begin))
+    return those(pieces, end > begin)
 
 
 def _gaps(trace: Trace, device: str, window: Window) -> pl.DataFrame:

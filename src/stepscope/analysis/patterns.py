@@ -27,7 +27,7 @@ from stepscope.analysis.work import (
     types_of,
 )
 from stepscope.trace import Trace
-from stepscope.trace.nesting import Rows, outermost, row_numbers
+from stepscope.trace.nesting import Rows, meeting, outermost, row_numbers
 
 NUMBER_BYTES: Final = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
 
@@ -70,10 +70,12 @@ def written_out_attention(trace: Trace, rows: Rows) -> list[WrittenOutAttention]
     The pattern is a softmax over scores (..., queries, keys), with a matrix product (queries, ..) x (.., keys) shortly
     before it and one of (queries, keys) with something shortly after it, on one thread. Needs input shapes.
     """
-    operators = trace.operators[rows].select("lane", "name").with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    operators = meeting(trace.operators.select("lane", "name"), rows, pl.col("name").is_in([*_PRODUCTS, *_SOFTMAX]))
+    softmax = operators.filter(pl.col("name").is_in(_SOFTMAX))["row"].to_numpy()
+    if not len(softmax):
+        return []
     calls = _Calls(trace)
     products = operators.filter(pl.col("name").is_in(_PRODUCTS))
-    softmax = operators.filter(pl.col("name").is_in(_SOFTMAX))["row"].to_numpy()
     by_lane = {lane: mine["row"].to_numpy() for (lane,), mine in products.group_by("lane", maintain_order=True)}
     found = []
     for row in outermost(softmax, calls.parent).tolist():
@@ -342,14 +344,16 @@ def dense_tables(trace: Trace, rows: Rows, fewest_rows: int) -> list[DenseTable]
     A table that is also used in a matrix product, as tied output weights do, has a dense gradient by nature and is left
     out. Needs input shapes.
     """
-    calls = trace.operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+    operators = trace.operators.select("name", "input_shapes")
     lookups: dict[Shape, list[tuple[int, str]]] = {}
-    for row, text in calls.filter(pl.col("name").is_in(_TABLES)).select("row", "input_shapes").iter_rows():
+    looking_up = meeting(operators, rows, pl.col("name").is_in(_TABLES))
+    for row, text in looking_up.select("row", "input_shapes").iter_rows():
         table = first_shape(text)
         if len(table) == 2 and table[0] >= fewest_rows:
             lookups.setdefault(table, []).append((row, text))
     if not lookups:
         return []
+    calls = operators[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
     texts = calls["input_shapes"].unique().to_list()
     projected = calls.filter(pl.col("name").is_in(_PROJECTIONS))["input_shapes"].unique().to_list()
     multiplied = {shape for text in projected for shape in shapes_of(text)}

@@ -16,6 +16,7 @@ from stepscope.analysis.steps import are_of_a_device, span_of, step_table, typic
 from stepscope.threads import cached_property
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.trace.nesting import those
 
 _LAUNCHES_RECORDED: Final = 0.9
 """If more of a queue's work has a known launch, work before all of it was launched before the recording."""
@@ -37,7 +38,7 @@ class StepView:
     def __init__(self, trace: Trace, *, user_code: UserCode = DEFAULT_USER_CODE, device: str | None = None) -> None:
         self.trace = trace
         self.user_code = user_code
-        self._wanted_device = device
+        self.wanted_device = device
 
     @cached_property
     def activity(self) -> HostActivity:
@@ -74,7 +75,7 @@ class StepView:
     @cached_property
     def device(self) -> str | None:
         """The requested device if it worked, else the busiest; None if none worked."""
-        wanted = pl.col("device") == pl.lit(self._wanted_device, pl.String)
+        wanted = pl.col("device") == pl.lit(self.wanted_device, pl.String)
         busy = self.device_time.sort(wanted.fill_null(False), "busy_ns", "device", descending=[True, True, False])
         return busy["device"][0] if busy.height else None
 
@@ -163,7 +164,11 @@ class StepView:
 
     def _idle_in(self, windows: dict[str, Window]) -> pl.DataFrame:
         idle = self._idle_in_all
-        parts = [clipped(idle.filter(pl.col("device") == device), window) for device, window in windows.items()]
+        own = (
+            (those(idle, (idle["device"] == device).fill_null(False).to_numpy()), window)
+            for device, window in windows.items()
+        )
+        parts = [clipped(pieces, window) for pieces, window in own]
         return pl.concat([idle.clear(), *parts])
 
     @cached_property

@@ -26,17 +26,19 @@ from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import clipped, device_window, idle_summary
 from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.analysis.serving import ServingSummary
-from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered
-from stepscope.diagnosis.lines.costs import LineShare, line_costs
+from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered, RuleResult
+from stepscope.diagnosis.lines.costs import LineShare, unexplained
 from stepscope.diagnosis.parts import PARTS
+from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules._device import busy_work
 from stepscope.diagnosis.rules.graph_break import CompileUse, compile_use
-from stepscope.diagnosis.view import View
+from stepscope.diagnosis.view import LookedUp, View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together
 
 
@@ -249,6 +251,8 @@ class Diagnosis:
         graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
         compiled: what torch.compile did; None without its log.
         serving: what was served; None if the program neither serves nor generates.
+        contention: time of the recorded steps that other programs or a quota took; None if little, or unknown.
+        calm_step_ns: `step_ns` without it.
     """
 
     metadata: Metadata
@@ -289,6 +293,8 @@ class Diagnosis:
     graphs: GraphUse | None = None
     compiled: CompileUse | None = None
     serving: ServingSummary | None = None
+    contention: Contention | None = None
+    calm_step_ns: int = 0
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -381,33 +387,42 @@ def diagnose_view(
     """
     wanted = RULES if rules is None else [rule_by_id(identifier) for identifier in rules]
     findings, questions = asked(view, wanted, progress)
-    findings = beneath_others(view, without_replaced(findings))
+    base = view.earlier.value("diagnosis", lambda: _diagnosis(view))
+    findings = beneath_others(view, base.step_ns, without_replaced(findings))
     findings.sort(key=lambda finding: finding.rank)
     shown: list[Finding] = []
     hidden: list[Finding] = []
     for finding in findings:
         is_worth_it = (
-            finding.saving_share >= minimum_share and not view.is_warm_up
+            finding.saving_share >= minimum_share and not base.is_warm_up
         ) or finding.ends_run_in_ns is not None
         (shown if is_worth_it or finding.severity == "note" else hidden).append(finding)
-    diagnosis = _diagnosis(view, tuple(shown), len(hidden), questions, top)
     first = [finding for finding in shown if finding.change is not None and finding.saving_ns_per_step > 0]
     small = [finding for finding in hidden if finding.change is not None]
-    both = _together(view, first)
+    both = _together(view, base.step_ns, first)
     before = both.saving_ns_per_step if both is not None else sum(each.saving_ns_per_step for each in first)
-    afterwards = _afterwards(view, first, before, small)
-    lines = () if view.is_warm_up else _unexplained(view, shown)
-    return replace(diagnosis, together=both, afterwards=afterwards, lines=lines)
+    diagnosis = replace(
+        base,
+        findings=tuple(shown),
+        hidden=len(hidden),
+        not_answered=tuple(dict.fromkeys(questions)),
+        operators=base.operators.head(top) if top else base.operators,
+        kernels=base.kernels.head(top) if top else base.kernels,
+        together=both,
+        afterwards=_afterwards(view, base.step_ns, first, before, small),
+        lines=() if base.is_warm_up else _unexplained(view, base.step_count, shown),
+    )
+    view.earlier.keep()
+    return diagnosis
 
 
-def _unexplained(view: View, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
+def _unexplained(view: View, steps: int, shown: Sequence[Finding]) -> tuple[LineShare, ...]:
     """Costly lines that the shown findings explain by less than half."""
     explained: Counter[tuple[str, int]] = Counter()
     for finding in shown:
         for place in finding.where:
-            saving = finding.saving_ns_per_step * view.step_count
-            explained[place.file, place.line] += round(saving * place.share)
-    return tuple(line_costs(view).unexplained(explained))
+            explained[place.file, place.line] += round(finding.saving_ns_per_step * steps * place.share)
+    return tuple(unexplained(view, explained))
 
 
 def asked(
@@ -416,16 +431,44 @@ def asked(
     """Run the rules and return their findings and unanswered questions, in the rules' order."""
     findings: list[Finding] = []
     questions: list[NotAnswered] = []
-    without_operators = PARTS["operators"].is_missing(view.trace)
+    without_operators = view.earlier.value("no operators", lambda: PARTS["operators"].is_missing(view.trace))
     for number, rule in enumerate(rules, 1):
         if progress is not None:
             progress(number, len(rules))
         if without_operators and "operators" in rule.needs:
             continue  # the rule knows only PyTorch's operators; the report says that it could not run
-        result = rule.ask(view)
+        result = _answer(view, rule)
         findings.extend(result.findings)
         questions.extend(_with_those_concerned(question) for question in result.not_answered)
     return findings, questions
+
+
+def _answer(view: View, rule: Rule) -> RuleResult:
+    """A rule's answer, now or of an earlier diagnosis, whose changes are then found out when they are replayed."""
+
+    def ask() -> tuple[RuleResult, LookedUp]:
+        result, looked_up = view.looked_up(lambda: rule.ask(view))
+        view.answers[rule.id] = result
+        return replace(result, findings=tuple(replace(each, change=None) for each in result.findings)), looked_up
+
+    kept = view.earlier.answer(rule.id, ask)
+    if rule.id in view.answers:
+        return view.answers[rule.id]
+
+    def change(number: int) -> Change:
+        def apply(experiment: Experiment, graph: Graph) -> Graph:
+            if rule.id not in view.answers:
+                view.answers[rule.id] = rule.ask(view)
+            meant = view.answers[rule.id].findings[number].change
+            return graph if meant is None else meant(experiment, graph)
+
+        return apply
+
+    findings = (
+        replace(each, change=change(number) if each.saving_from == "replayed" else None)
+        for number, each in enumerate(kept.findings)
+    )
+    return replace(kept, findings=tuple(findings))
 
 
 def _with_those_concerned(question: NotAnswered) -> NotAnswered:
@@ -434,9 +477,8 @@ def _with_those_concerned(question: NotAnswered) -> NotAnswered:
     return replace(question, rules=concerned) if concerned else question
 
 
-def _diagnosis(
-    view: View, shown: tuple[Finding, ...], hidden: int, questions: Sequence[NotAnswered], top: int
-) -> Diagnosis:
+def _diagnosis(view: View) -> Diagnosis:
+    """What does not depend on the findings."""
     trace = view.trace
     operators = operator_table(trace, costs=view.operator_costs, steps=view.steps)
     kernels = kernel_table(trace, steps=view.steps)
@@ -455,13 +497,13 @@ def _diagnosis(
         devices=tuple(DeviceSummary(name=names.get(row["device"]), **row) for row in times.iter_rows(named=True)),
         idle=idle_summary(view.idle, windows),
         host=host_summary(main_thread),
-        operators=operators.head(top) if top else operators,
+        operators=operators,
         operator_count=operators.height,
-        kernels=kernels.head(top) if top else kernels,
+        kernels=kernels,
         kernel_count=kernels.height,
-        findings=shown,
-        hidden=hidden,
-        not_answered=tuple(dict.fromkeys(questions)),
+        findings=(),
+        hidden=0,
+        not_answered=(),
         device_uses=device_uses(trace, main_thread),
         length_ns=view.window.duration_ns,
         is_warm_up=view.is_warm_up,
@@ -479,6 +521,8 @@ def _diagnosis(
         graphs=graph_use(trace),
         compiled=compile_use(view),
         serving=view.serving,
+        contention=view.contention,
+        calm_step_ns=view.earlier.value("calm step", lambda: view.calm_step_ns),
     )
 
 
@@ -503,22 +547,28 @@ def _in_steps(view: View, names: Mapping[str, str | None]) -> tuple[StepTime, ..
 
 
 def _saved_ns(view: View, findings: Sequence[Finding]) -> int:
-    return view.saved_ns(together(*(finding.change for finding in findings if finding.change is not None)))
+    changed = [finding for finding in findings if finding.change is not None]
+    name = ("saved", *((each.rule, each.title, repr(each.where), repr(each.evidence)) for each in changed))
+    return view.earlier.value(
+        name, lambda: view.saved_ns(together(*(each.change for each in changed if each.change is not None)))
+    )
 
 
-def _together(view: View, several: Sequence[Finding]) -> Together | None:
+def _together(view: View, step_ns: int, several: Sequence[Finding]) -> Together | None:
     if len(several) < 2:
         return None
     saving = _saved_ns(view, several)
     return Together(
         count=len(several),
         saving_ns_per_step=saving,
-        share=saving / view.step_ns,
+        share=saving / step_ns,
         sum_share=sum(finding.saving_share for finding in several),
     )
 
 
-def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequence[Finding]) -> tuple[Afterwards, ...]:
+def _afterwards(
+    view: View, step_ns: int, first: Sequence[Finding], before: int, small: Sequence[Finding]
+) -> tuple[Afterwards, ...]:
     """Find what each hidden finding saves once the causes of the shown ones are gone.
 
     Args:
@@ -529,8 +579,8 @@ def _afterwards(view: View, first: Sequence[Finding], before: int, small: Sequen
     later = []
     for finding in small[:MOST_AFTERWARDS]:
         saving = max(_saved_ns(view, [*first, finding]) - before, 0)
-        if saving >= AFTERWARDS_SHARE * view.step_ns:
-            later.append(Afterwards(finding.rule, finding.title, saving, saving / view.step_ns))
+        if saving >= AFTERWARDS_SHARE * step_ns:
+            later.append(Afterwards(finding.rule, finding.title, saving, saving / step_ns))
     return tuple(sorted(later, key=lambda each: (-each.saving_ns_per_step, each.rule)))
 
 
@@ -563,7 +613,7 @@ def _is_larger(rival: Finding, finding: Finding, rivals: Set[frozenset[str]]) ->
     return any((place.file, place.line) == (first.file, first.line) for place in rival.where)
 
 
-def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:
+def beneath_others(view: View, step_ns: int, findings: Sequence[Finding]) -> list[Finding]:
     """Drop findings of general rules that others explain, and subtract the explained part from the rest.
 
     The others are findings of less general rules, and larger ones of equally general rules. A finding is dropped if a
@@ -578,11 +628,11 @@ def beneath_others(view: View, findings: Sequence[Finding]) -> list[Finding]:
         share = finding.saving_share
         if finding.change is not None and others and share > 0:
             before = _saved_ns(view, others)
-            left = (_saved_ns(view, [*others, finding]) - before) / max(view.step_ns - before, 1)
+            left = (_saved_ns(view, [*others, finding]) - before) / max(step_ns - before, 1)
             if left < EXPLAINED * share:
                 continue
             share = min(share, left)
-        kept.append(replace(finding, saving_ns_per_step=round(share * view.step_ns), saving_share=share))
+        kept.append(replace(finding, saving_ns_per_step=round(share * step_ns), saving_share=share))
     return kept
 
 

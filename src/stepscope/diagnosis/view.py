@@ -29,14 +29,21 @@ from stepscope.analysis.serving import (
 )
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
-from stepscope.diagnosis.finding import Figure, Interval, Location
-from stepscope.diagnosis.recording_costs import RecordedEvents, recorded_events, without_recorded_faults
+from stepscope.diagnosis.earlier import Earlier
+from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
+from stepscope.diagnosis.recording_costs import (
+    Contention,
+    RecordedEvents,
+    contention_of,
+    recorded_events,
+    without_recorded_faults,
+)
 from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows, at, inside, outermost
+from stepscope.trace.nesting import Rows, at, beginning_in, inside, outermost, those
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
@@ -51,11 +58,15 @@ _ONLY_RECORDED_BY: Final[dict[Framework, str]] = {
 }
 """Patterns of names that only this framework records; the first match counts."""
 _Result = TypeVar("_Result")
+LookedUp: TypeAlias = dict[str, tuple[float, float]]
+"""Thresholds by name: the value, and the one by default."""
 MOSTLY_ONCE = 0.5
 """One-off share of a one-step recording that leaves nothing to promise."""
 MOST_PLACES = 20
 """Maximum number of operators' places to merge with the lines of the remaining time."""
 MOST_TRIGGERS = 3
+_TAKEN_OUT = 0.005
+"""Share of the step by which a saving must be smaller without contention for that to count as taken out of it."""
 SMALLEST_PLACE = 0.02
 """Places with a smaller share of a finding's cost explain nothing and are not reported."""
 
@@ -78,7 +89,34 @@ class View(StepView):
     ) -> None:
         super().__init__(trace, user_code=user_code, device=device)
         self.settings = dict(settings or {})
-        self.computed: dict[Callable[[View], object], object] = {}
+        self.computed: dict[Callable[[View], object], tuple[object, LookedUp]] = {}
+        self._looking: list[LookedUp] = [{}]
+        self.answers: dict[str, RuleResult] = {}
+        self.earlier = Earlier(self)
+
+    def setting(self, name: str, default: float) -> float:
+        """The threshold of this name as the user set it; noted for `looked_up`."""
+        value = self.settings.get(name, default)
+        self._looking[-1][name] = (value, default)
+        return value
+
+    def looked_up(self, compute: Callable[[], _Result]) -> tuple[_Result, LookedUp]:
+        """What `compute` gives, and the thresholds that it looked up, also in what is computed once for all rules."""
+        self._looking.append({})
+        try:
+            result = compute()
+        finally:
+            looked_up = self._looking.pop()
+            self._looking[-1].update(looked_up)
+        return result, looked_up
+
+    def once(self, compute: Callable[[View], _Result]) -> _Result:
+        """What `compute` gives for this view, computed once."""
+        if compute not in self.computed:
+            self.computed[compute] = self.looked_up(lambda: compute(self))
+        result, looked_up = self.computed[compute]
+        self._looking[-1].update(looked_up)
+        return cast(_Result, result)
 
     @cached_property
     def program(self) -> ProgramFacts:
@@ -96,8 +134,24 @@ class View(StepView):
         return Experiment(self)
 
     @cached_property
-    def _typical(self) -> tuple[Graph, float]:
-        """The graph for replays, without one-off work and costs of recording, and its step in nanoseconds."""
+    def contention(self) -> Contention | None:
+        """How much other programs or a quota held up the recorded steps; None if little, or unknown."""
+        return contention_of(self.experiment) if self.program.steps else None
+
+    @cached_property
+    def _typical(self) -> tuple[Graph, float, float]:
+        """The graph for replays, its step, and that step on a machine as busy as during the recording, nanoseconds.
+
+        The graph is without one-off work, costs of recording and contention.
+        """
+        graph, step_ns = self._contended
+        if self.contention is None or self.experiment.why_not is not None:
+            return graph, step_ns, step_ns
+        calm = self.contention.change(self.experiment, graph)
+        return calm, self.experiment.run(calm).step_ns, step_ns
+
+    @cached_property
+    def _contended(self) -> tuple[Graph, float]:
         experiment = self.experiment
         events = self.recorded_events
         changes = [
@@ -127,11 +181,27 @@ class View(StepView):
         """Time that a replay of a step loses with this change; at most the step.
 
         If the recording slowed the steps in a known way, the replay leaves that out, and its relative saving is
-        applied to the recorded step.
+        applied to the recorded step. What other programs took of the step is in no saving.
         """
-        graph, before = self._typical
+        graph, before, step_ns = self._typical
         after = self.experiment.run(change(self.experiment, graph)).step_ns
-        return min(max(round((1 - after / before) * self.step_ns), 0), self.step_ns)
+        return min(max(round((before - after) / step_ns * self.step_ns), 0), self.step_ns)
+
+    @cached_property
+    def calm_step_ns(self) -> int:
+        """The step without what other programs took of it; the step itself if they took little."""
+        if self.contention is None:
+            return self.step_ns
+        if self.experiment.why_not is not None:
+            return max(self.step_ns - self.contention.ns_per_step, 1)
+        _, before, step_ns = self._typical
+        return max(round(before / step_ns * self.step_ns), 1)
+
+    def is_counted_in(self, change: Change, saved_ns: int) -> bool:
+        """Whether the contention that was taken out was a part of what this change saves."""
+        graph, step_ns = self._contended
+        after = self.experiment.run(change(self.experiment, graph)).step_ns
+        return (1 - after / step_ns) * self.step_ns > saved_ns + _TAKEN_OUT * self.step_ns
 
     @cached_property
     def summary(self) -> StepSummary:
@@ -188,6 +258,11 @@ class View(StepView):
         return engine_called(self.serving.engine if self.serving is not None else "")
 
     @property
+    def knows_recording_costs(self) -> bool:
+        """Whether replays leave out what recording added to the steps."""
+        return self.recorded_events is not None or self._recorded_faults is not None
+
+    @property
     def period(self) -> str:
         """What costs are shares of: "step", or "recording" without steps."""
         return "step" if self.complete_steps.height else "recording"
@@ -235,7 +310,8 @@ class View(StepView):
         """
         if self.device is None:
             return self.host_pieces
-        return self._with_slices(self.idle_in_steps.filter(pl.col("device") == self.device))
+        idle = self.idle_in_steps
+        return self._with_slices(those(idle, (idle["device"] == self.device).fill_null(False).to_numpy()))
 
     @cached_property
     def host_pieces(self) -> pl.DataFrame:
@@ -303,7 +379,7 @@ class View(StepView):
         return self.pieces.filter(pl.col("cause").is_in(causes))
 
     def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
-        return table.filter(pl.col("start_ns").is_between(self.span.start_ns, self.span.end_ns, closed="left"))
+        return beginning_in(table, self.span)
 
     def steps_with(self, starts: Times) -> int:
         """Number of complete steps that contain at least one of these times; 1 without steps."""
@@ -448,7 +524,7 @@ class View(StepView):
     def saving_ns(self, cost_ns: float, change: Change | None) -> tuple[int, Change | None]:
         """The saving per step and the replayed change; the cost and None if no replay is possible."""
         if change is None or self.experiment.why_not is not None:
-            return self.per_step(cost_ns), None
+            return min(self.per_step(cost_ns), self.calm_step_ns), None
         return self.saved_ns(change), change
 
     def count_per_step(self, name: str, count: float) -> Figure:
@@ -517,8 +593,6 @@ def once(compute: Callable[[View], _Result]) -> Callable[[View], _Result]:
 
     @wraps(compute)
     def kept(view: View) -> _Result:
-        if compute not in view.computed:
-            view.computed[compute] = compute(view)
-        return cast(_Result, view.computed[compute])
+        return view.once(compute)
 
     return kept

@@ -30,8 +30,7 @@ from stepscope.analysis.work import Shape, base_name, call_of
 from stepscope.analysis.work_formulas import CONVOLUTIONS, SIZES_FROM_PARENT
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
-from stepscope.predict.operation_times import operation_times
-from stepscope.predict.operations import Numbers, in_precision, types_on
+from stepscope.predict.operations import Numbers
 from stepscope.predict.trace_operations import CalledOperations, in_optimizer, launching_operators
 from stepscope.trace import Trace, Window
 from stepscope.trace.program_facts import ProgramFacts
@@ -274,10 +273,7 @@ class BatchGrowth:
         if not len(self._recorded.operations):
             nothing = np.full(len(call), np.nan)
             return nothing, nothing, nothing
-        before, after = (
-            operation_times(types_on(in_precision(each.operations, precision).operations, target), target)
-            for each in (self._recorded, self._grown)
-        )
+        before, after = (each.times_in(precision, target) for each in (self._recorded, self._grown))
         # A batch r times as large takes at most as long as ceil(r) batches of the recorded size in sequence;
         # within that bound the ratio may be as wrong as the model is.
         ends = min(1.0, 1 / np.ceil(1 / self._change.factor)), max(1.0, np.ceil(self._change.factor))

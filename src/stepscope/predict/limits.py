@@ -41,7 +41,7 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.trace_operations import Labels
 from stepscope.predict.work_times import ReplayedStep
-from stepscope.whatif.critical_path import critical_path
+from stepscope.whatif.critical_path import path_in_sum
 from stepscope.whatif.experiment import Experiment
 
 TABLE_ERROR: Final = 0.25
@@ -276,7 +276,7 @@ def limit_of(experiment: Experiment, step: ReplayedStep, sides: Labels) -> Limit
     """
     if step.replay is None:
         return _without_replay(experiment, step, sides)
-    path = critical_path(experiment, step.replay)
+    path = path_in_sum(experiment, step.replay)
     return _largest(_parts(experiment, path, sides), max(int(path["duration_ns"].sum()), 1))
 
 
@@ -300,9 +300,14 @@ def _largest(parts: Parts, total_ns: float) -> Limit | None:
 
 
 def _parts(experiment: Experiment, path: pl.DataFrame, sides: Labels) -> Parts:
-    kinds = experiment.trace.device_work["kind"].to_list()
+    row = pl.when(pl.col("table") == "device_work").then("row")
+    work = pl.DataFrame({"does": experiment.trace.device_work["kind"], "side": sides}).with_row_index("row")
+    found = path.with_columns(row=row).join(work, on="row", how="left", maintain_order="left")
+    sums = found.group_by("kind", "cause", "table", "does", "side", maintain_order=True).agg(
+        pl.col("duration_ns").sum()
+    )
     parts: Parts = {}
-    for ns, kind, cause, table, row in path.select("duration_ns", "kind", "cause", "table", "row").iter_rows():
+    for kind, cause, table, does, side, ns in sums.iter_rows():
         if kind == "host":
             key = ON_HOST.get(cause, "host"), str(cause or "untraced")
         elif kind == "launch_latency":
@@ -310,7 +315,7 @@ def _parts(experiment: Experiment, path: pl.DataFrame, sides: Labels) -> Parts:
         elif kind == "wait":
             key = "unknown", ""
         elif table == "device_work":
-            key = _OF_WORK.get(kinds[row], str(sides[row])), ""
+            key = _OF_WORK.get(does, side), ""
         else:
             key = "communication", ""
         parts[key] = parts.get(key, 0.0) + ns

@@ -99,6 +99,10 @@ class OperationTimes:
             new[name][which] = theirs
         return OperationTimes(**new)
 
+    def select(self, which: npt.NDArray[Any]) -> OperationTimes:
+        """Select operations by a mask or indices, which may repeat."""
+        return OperationTimes(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
+
 
 def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
     """Roofline over its usual share, with the widest band: for operations without a learned model."""

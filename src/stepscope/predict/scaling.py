@@ -396,7 +396,7 @@ def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
 
 def _ends(experiment: Experiment, times: WorkTimes, exchanged: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
     """Ends of the joint band of all work but communication, which stays at its estimate."""
-    known, kinds = np.isfinite(times.ns), CalledOperations(experiment.trace)
+    known, kinds = np.isfinite(times.ns), CalledOperations.of(experiment.trace)
     ns = np.where(known, times.ns, 0.0)
     low, high = (np.where(known & ~exchanged, end, ns) for end in (times.low_ns, times.high_ns))
     return joint_band(ns, low, high, kinds.kinds, kinds.calls, experiment.works)

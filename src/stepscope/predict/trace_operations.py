@@ -25,7 +25,17 @@ from stepscope.analysis.roofline import roofline_calls
 from stepscope.analysis.work import ELEMENT_BYTES, LARGEST, NUMBER_TYPES, Call, Shape, Work, base_name, broadcast
 from stepscope.analysis.work_formulas import CONVOLUTIONS, Layout, distinct_calls, spatial_size, work_of
 from stepscope.machine.devices import DevicePeaks
-from stepscope.predict.operations import Cast, Operations, by_type, in_precision
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operations import (
+    NO_TF32,
+    Cast,
+    Operations,
+    OperationTimes,
+    Tf32,
+    by_type,
+    in_precision,
+    types_on,
+)
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows, inherit
 
@@ -441,7 +451,53 @@ class CalledOperations:
     def __init__(self, trace: Trace, precision: str | None = None) -> None:
         self.trace = trace
         self._precision = precision
-        self._rows, self.operations = operations_of_calls(trace)
+        self._rows, self.operations = trace.kept("operations of calls", lambda: operations_of_calls(trace))
+        self._times: dict[tuple[str, DevicePeaks, Tf32], OperationTimes] = {}
+
+    @classmethod
+    def of(cls, trace: Trace, precision: str | None = None) -> CalledOperations:
+        """The trace's operators and their times on devices, kept with it."""
+        return trace.kept(f"called operations in {precision}", lambda: cls(trace, precision))
+
+    def times_on(self, device: DevicePeaks) -> OperationTimes:
+        """Time of each operation as recorded."""
+        return self._times_of("recorded", in_precision(self.operations, None), device)
+
+    def times_in(self, precision: str | None, device: DevicePeaks) -> OperationTimes:
+        """Time of each operation with all of them in this number type, whatever was requested."""
+        return self._times_of(f"all in {precision}", in_precision(self.operations, precision), device)
+
+    def cast_times_on(self, device: DevicePeaks, added: Tf32) -> OperationTimes:
+        """Time of each operation in the requested number type, with a band for the traffic that is uncertain.
+
+        Args:
+            added: operations that run in TF32 there but did not where they were recorded.
+        """
+        return self._times_of("cast", self.cast, device, added)
+
+    def _times_of(self, name: str, cast: Cast, device: DevicePeaks, added: Tf32 = NO_TF32) -> OperationTimes:
+        """Predict each distinct operation once for each device."""
+        if (name, device, added) not in self._times:
+            parts = (cast.operations, cast.least, cast.most)
+            distinct = {id(one): one for one in parts}
+            found = {key: self._predicted(types_on(one, device, added), device) for key, one in distinct.items()}
+            expected, least, most = (found[id(one)] for one in parts)
+            times = OperationTimes(expected.ns, least.low_ns, most.high_ns, expected.basis)
+            self._times[name, device, added] = times
+        return self._times[name, device, added].select(self._distinct[1])
+
+    def _predicted(self, operations: Operations, device: DevicePeaks) -> OperationTimes:
+        return operation_times(operations.select(self._distinct[0]), device)
+
+    @cached_property
+    def _distinct(self) -> tuple[Rows, Rows]:
+        """First index of each operation that differs from the others, and which of these each is."""
+        columns = {name: getattr(self.operations, name) for name in self.operations.__dataclass_fields__}
+        if self._precision is not None:
+            columns["stays"] = in_optimizer(self.trace)[self._rows]
+        ranks = pl.DataFrame(columns).select(pl.struct(pl.all()).rank("dense")).to_series().to_numpy()
+        _, first, index = np.unique(ranks, return_index=True, return_inverse=True)
+        return first.astype(np.int64), index.astype(np.int64).ravel()
 
     @cached_property
     def known(self) -> Mask:

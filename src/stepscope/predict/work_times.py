@@ -46,17 +46,16 @@ import polars as pl
 
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
+from stepscope.diagnosis.recording_costs import Contention, contention_of
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.operation_times import (
     guessed_band,
-    operation_times,
     scaled_ns,
     sustained_bandwidth,
     wave_factors,
 )
 from stepscope.predict.operations import (
     NO_TF32,
-    Cast,
     Names,
     Numbers,
     OperationTimes,
@@ -148,7 +147,7 @@ def work_times(
         check_precision(precision)
     work = trace.device_work
     times = _Times(np.maximum(work["duration_ns"].fill_null(0).to_numpy().astype(np.float64), 0.0))
-    calls = CalledOperations(trace, precision)
+    calls = CalledOperations.of(trace, precision)
     for device in work["device"].unique(maintain_order=True).to_list():
         rows = (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
@@ -267,12 +266,12 @@ class _Device:
         place = calls.of_work[rows]
         if self._is_same:
             times.keep(rows[~calls.cast.changed[place] & calls.known[place]], "same device")
-        after = self._on_target(calls.cast)
+        after = self._on_target()
         measured = times.measured[rows]
         if self.source is None:
             self._answer_by_shapes(rows, place, after)
             return
-        before = operation_times(types_on(calls.operations, self.source), self.source)
+        before = calls.times_on(self.source)
         total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
         factors = _factors(total, before, after, alike=_are_alike(self.source, self.target))
         ends = tuple(_floored(measured, one[place]) for one in factors)
@@ -315,14 +314,10 @@ class _Device:
         self._answer_known(rows, plausible & learned, "shapes", found)
         self._answer_known(rows, plausible & ~learned, "datasheet", found)
 
-    def _on_target(self, cast: Cast) -> OperationTimes:
-        added = self._added_tf32
-        expected, least, most = (
-            operation_times(types_on(one, self.target, added), self.target)
-            for one in (cast.operations, cast.least, cast.most)
-        )
-        ns, low, high = (np.where(self.calls.known, one, np.nan) for one in (expected.ns, least.low_ns, most.high_ns))
-        return OperationTimes(ns, low, high, expected.basis)
+    def _on_target(self) -> OperationTimes:
+        times = self.calls.cast_times_on(self.target, self._added_tf32)
+        ns, low, high = (np.where(self.calls.known, one, np.nan) for one in (times.ns, times.low_ns, times.high_ns))
+        return OperationTimes(ns, low, high, times.basis)
 
     @property
     def _added_tf32(self) -> Tf32:
@@ -475,8 +470,10 @@ class StepReplays:
 
     @cached_property
     def graph(self) -> Graph:
-        """Dependency graph with the host's part scaled, and the device's as measured."""
+        """Dependency graph with the host's part scaled and undisturbed, and the device's as measured."""
         graph = self.experiment.graph
+        if self.contention is not None:
+            graph = self.contention.change(self.experiment, graph)
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
             graph = scaled_cause(cause, self._host_factor)(self.experiment, graph)
         for cause in INPUT if self._input_factor != 1.0 else ():
@@ -490,7 +487,12 @@ class StepReplays:
 
     @property
     def _host_is_as_measured(self) -> bool:
-        return self._host_factor == 1.0 and self._input_factor == 1.0
+        return self._host_factor == 1.0 and self._input_factor == 1.0 and self.contention is None
+
+    @cached_property
+    def contention(self) -> Contention | None:
+        """What other programs or a quota took of the recorded steps, which replays leave out; None if little."""
+        return contention_of(self.experiment)
 
     @cached_property
     def why_not(self) -> str | None:

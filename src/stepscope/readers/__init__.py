@@ -281,7 +281,7 @@ def _opened(
         found = cache.lookup(key) or cache.add(key, build)
     else:
         found = cache.excerpt(key, build, lambda whole: lambda writer: write_excerpt(whole, writer, window, steps))
-    return _renamed(found, str(path))
+    return replace(_renamed(found, str(path)), identity=f"{key} {window} {steps}")
 
 
 def trace_files(path: str | Path) -> list[Path]:

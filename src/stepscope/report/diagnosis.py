@@ -15,6 +15,7 @@ from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Location
 from stepscope.diagnosis.ranks import RankRecord
+from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.document import (
@@ -49,6 +50,7 @@ from stepscope.report.words import (
     busy_sentences,
     causes_of,
     compile_sentences,
+    contention_sentence,
     device_table,
     diff_text,
     exceptional_sentences,
@@ -127,9 +129,13 @@ def trace_report(
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
+    record = None
+    if (trace.metadata.world_size or 1) > 1:
+        record = view.earlier.value("rank record", lambda: rank_record(trace, view))
+        view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
-        rank=rank_record(trace, view) if (trace.metadata.world_size or 1) > 1 else None,
+        rank=record,
         energy=_energy(view, diagnosis),
     )
 
@@ -533,12 +539,21 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({} if diagnosis.contention is None else {"contention": _contention_json(diagnosis, diagnosis.contention)}),
         **({} if diagnosis.compiled is None else {"compile": diagnosis.compiled}),
         **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),
         **({} if diagnosis.serving is None else {"serving": diagnosis.serving}),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),
     )
+
+
+def _contention_json(diagnosis: Diagnosis, contention: Contention) -> dict[str, Any]:
+    return {
+        **fields(contention),
+        "calm_step_ns": diagnosis.calm_step_ns,
+        "sentence": contention_sentence(contention),
+    }
 
 
 def _accounting(device: StepTime, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -78,6 +78,8 @@ class Trace:
     """An object that must live as long as the trace: a temporary directory, or a lock on a cache entry."""
     capture: Trace | None = field(default=None, repr=False, compare=False)
     """The recording of the capture of this trace's graphs, if it was given beside."""
+    identity: str = field(default="", repr=False, compare=False)
+    """What the tables were made from: the key of a cached store, and the window; empty if it is unknown."""
     _kept: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     _parts: PartsLoader | None = field(default=None, repr=False, compare=False)
 

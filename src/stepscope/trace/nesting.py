@@ -317,6 +317,13 @@ def gathered(table: pl.DataFrame, rows: Rows) -> pl.DataFrame:
     return pl.DataFrame([table[name].gather(known) for name in table.columns])
 
 
+def meeting(table: pl.DataFrame, rows: Rows, condition: pl.Expr) -> pl.DataFrame:
+    """Those of these rows that meet a condition, with their `row`; nothing of the others is copied."""
+    met = table.select(condition.fill_null(False)).to_series().to_numpy()
+    rows = rows[met[rows]]
+    return table[rows].with_columns(row=pl.Series(rows, dtype=pl.Int64))
+
+
 def inside(rows: Rows, parent: Rows) -> npt.NDArray[np.bool_]:
     """Whether each row is one of these or nested in one; shape of `parent`."""
     own = np.full(len(parent), -1, np.int64)
@@ -360,7 +367,15 @@ def beginning_in(table: pl.DataFrame, window: Window | None) -> pl.DataFrame:
     """Rows that start in the window; all rows without a window."""
     if window is None:
         return table
-    return table.filter(pl.col("start_ns").is_between(window.start_ns, window.end_ns, closed="left"))
+    start = table["start_ns"]
+    return those(table, ((start >= window.start_ns) & (start < window.end_ns)).fill_null(False).to_numpy())
+
+
+def those(table: pl.DataFrame, wanted: npt.NDArray[np.bool_]) -> pl.DataFrame:
+    """These rows; without a copy if they follow each other."""
+    count = int(np.count_nonzero(wanted))
+    first = int(wanted.argmax()) if count else 0
+    return table.slice(first, count) if wanted[first : first + count].all() else table.filter(wanted)
 
 
 class Numbering(Generic[_T]):

@@ -25,7 +25,7 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif.build import device_numbers, loader_calls
 from stepscope.whatif.changes import scaled, together, without_cause
-from stepscope.whatif.critical_path import critical_path, resources
+from stepscope.whatif.critical_path import path_in_sum, resources
 from stepscope.whatif.experiment import Change, Experiment, Outcome, RankProspect
 from stepscope.whatif.graph import Edges, Graph, Replay, Works, concatenated, previous_in
 
@@ -196,7 +196,7 @@ def what_if(
     whole = experiment.run(together(*(each.change for each in changes))(experiment, graph))
     if len(changes) == 1:
         tried.alone[changes[0].name] = Prospect.of(changes[0].name, whole)
-    after = resources(critical_path(experiment, whole.replay))
+    after = resources(path_in_sum(experiment, whole.replay))
     alone = tuple(tried.alone[each.name] for each in changes)
     return Answer(measured, alone, Prospect.of("together", whole), after), whole.replay
 
@@ -213,7 +213,7 @@ def as_measured(experiment: Experiment) -> AsMeasured:
         device=experiment.device,
         unexplained_share=experiment.unexplained_share,
         why_not=experiment.why_not,
-        resources=resources(critical_path(experiment)),
+        resources=resources(path_in_sum(experiment)),
         warnings=experiment.trace.warnings,
     )
 

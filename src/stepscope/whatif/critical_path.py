@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.host import slice_columns
+from stepscope.analysis.host import CAUSES, slice_columns
 from stepscope.trace.nesting import Rows, conformed, nullable
 from stepscope.trace.window import Times
 from stepscope.whatif.experiment import Experiment
@@ -64,7 +65,6 @@ class _Walker:
         self._experiment, self._done = experiment, done
         graph = done.graph
         self._works, self._stretches, self._edges = graph.works, graph.stretches, graph.handovers
-        self._queue_waits = sources_by_target(graph.queue_waits)
         self._host_waits = sources_by_target(graph.host_waits)
         self._handovers = handovers_by_target(graph)
         self._numbers: dict[int, list[int]] = {}
@@ -75,6 +75,10 @@ class _Walker:
         self.chain = Chain(done, begin)
 
         self._until = np.iinfo(np.int64).max  # clocks may disagree: do not let pieces overlap
+
+    @cached_property
+    def _queue_waits(self) -> dict[int, list[tuple[int, int]]]:
+        return sources_by_target(self._done.graph.queue_waits)
 
     def _take_host(self, lane: int, measured: tuple[int, int], start: int, end: int) -> None:
         over = max(end - self._until, 0)
@@ -193,14 +197,29 @@ def critical_path(experiment: Experiment, done: Replay | None = None) -> pl.Data
         last one or of its device work, without gaps; in a trace without steps, over the device's window.
     """
     chain = walk_back(experiment, done or experiment.measured)
-    path = pl.concat([part(experiment, chain) for part in (_device_rows, _host_rows, _other_rows)])
-    start = pl.max_horizontal("start_ns", pl.lit(chain.begin))
-    end = pl.col("start_ns") + pl.col("duration_ns")
-    path = path.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0).sort("start_ns")
-    if path.height and path["start_ns"][0] > chain.begin:  # what the earliest piece waited for is not in the trace
-        unknown = pl.DataFrame({"start_ns": [chain.begin], "duration_ns": [path["start_ns"][0] - chain.begin]})
+    return _path(experiment, chain, _host_rows(experiment, chain)).sort("start_ns", maintain_order=True)
+
+
+def path_in_sum(experiment: Experiment, done: Replay | None = None) -> pl.DataFrame:
+    """The pieces of `critical_path` in no order; those of host threads are added up by cause, without a row."""
+    chain = walk_back(experiment, done or experiment.measured)
+    return _path(experiment, chain, _host_rows(experiment, chain, is_named=False))
+
+
+def _path(experiment: Experiment, chain: Chain, host: pl.DataFrame) -> pl.DataFrame:
+    path = pl.concat([_device_rows(experiment, chain), host, _other_rows(experiment, chain)])
+    path = _cut_at(chain.begin, path)
+    first = int(path["start_ns"].to_numpy().min(initial=np.iinfo(np.int64).max))
+    if path.height and first > chain.begin:  # what the earliest piece waited for is not in the trace
+        unknown = pl.DataFrame({"start_ns": [chain.begin], "duration_ns": [first - chain.begin]})
         path = pl.concat([_conform(unknown.with_columns(kind=pl.lit("wait"))), path])
     return path
+
+
+def _cut_at(begin: int, rows: pl.DataFrame) -> pl.DataFrame:
+    start = pl.max_horizontal("start_ns", pl.lit(begin))
+    end = pl.col("start_ns") + pl.col("duration_ns")
+    return rows.with_columns(start_ns=start, duration_ns=end - start).filter(pl.col("duration_ns") > 0)
 
 
 def resources(path: pl.DataFrame) -> pl.DataFrame:
@@ -256,7 +275,7 @@ def _other_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
     return pl.concat([_conform(sent.with_columns(named)), _conform(loaded)])
 
 
-def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
+def _host_rows(experiment: Experiment, chain: Chain, *, is_named: bool = True) -> pl.DataFrame:
     """Host time, cut where the thread's activity changes."""
     activity, scale = experiment.activity, chain.done.graph.host_scale
     on_host = experiment.device is None
@@ -277,24 +296,36 @@ def _host_rows(experiment: Experiment, chain: Chain) -> pl.DataFrame:
         stretched = ((mine[:, 4] - mine[:, 3]) / whole)[interval]
         begin = mine[interval, 3]
         start, end = (begin + np.rint(at * stretched).astype(np.int64) for at in (since, until))
-        cause = cut["cause"].cast(pl.String)
-        columns = slice_columns(activity, cut)
-        frame = pl.DataFrame(
-            {
-                "start_ns": start,
-                "duration_ns": end - start,
-                "lane": lanes,
-                "cause": cause.replace({"dispatch": "compute"}) if on_host else cause,
-            }
+        frame = pl.DataFrame({"start_ns": start, "duration_ns": end - start, "lane": lanes, "cause": cut["cause"]})
+        if is_named:
+            table, row = slice_columns(activity, cut)
+            name = activity.name.gather(nullable(cut["slice"].to_numpy()))
+            frame = frame.with_columns(table.alias("table"), row.alias("row"), name=name)
+        else:
+            begun = np.maximum(start, chain.begin)
+            frame = _by_cause(lane, begun, np.maximum(end - begun, 0), cut["cause"])
+        cause = pl.col("cause").cast(pl.String)
+        parts.append(
+            _conform(
+                frame.with_columns(
+                    kind=pl.lit("host"), cause=cause.replace({"dispatch": "compute"}) if on_host else cause
+                )
+            )
         )
-        frame = frame.with_columns(
-            columns[0].alias("table"),
-            columns[1].alias("row"),
-            kind=pl.lit("host"),
-            name=activity.name.gather(nullable(cut["slice"].to_numpy())),
-        )
-        parts.append(_conform(frame))
     return pl.concat(parts)
+
+
+def _by_cause(lane: int, starts: Times, durations: Times, causes: pl.Series) -> pl.DataFrame:
+    """Sum of each cause, from the first start on."""
+    codes = causes.to_physical().to_numpy()
+    sums = np.bincount(codes, durations)  # exact: less than 2^53 ns
+    found = np.flatnonzero(sums)
+    first = int(starts[durations > 0].min(initial=np.iinfo(np.int64).max))
+    lasts = sums[found].astype(np.int64)
+    names = pl.Series(list(CAUSES)).gather(found)
+    return pl.DataFrame({"start_ns": np.full(len(found), first), "duration_ns": lasts, "cause": names}).with_columns(
+        lane=pl.lit(lane)
+    )
 
 
 def _conform(table: pl.DataFrame) -> pl.DataFrame:

@@ -82,6 +82,10 @@ def operator_waits(trace: Trace) -> Waits:
     Such an operator goes on long after its last launch, with nothing recorded in it, until that launch's work has
     ended, which is most of the operator's time. None counts unless nearly all of the device's time is so waited for.
     """
+    return trace.kept("operator waits", lambda: _operator_waits(trace))
+
+
+def _operator_waits(trace: Trace) -> Waits:
     ends = pl.col("start_ns") + pl.col("duration_ns")
     operators = trace.operators.select("lane", begin="start_ns", end=ends).with_row_index("operator")
     inner = trace.operators.group_by(operator="parent").agg(inner=pl.col("start_ns").max())

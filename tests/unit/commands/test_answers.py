@@ -206,8 +206,8 @@ def test_another_version_and_other_files_of_the_package(
         main(WORDS)
     assert len(ran) == 2
 
-    package = answers._package()
-    monkeypatch.setattr(answers, "_package", lambda: [*package[:-1], (package[-1][0] + 1, package[-1][1])])
+    package = answers.package_state()
+    monkeypatch.setattr(answers, "package_state", lambda: [*package[:-1], (package[-1][0] + 1, package[-1][1])])
     main(WORDS)
     assert len(ran) == 3
     assert stepscope.__version__ == "0.1.0"

@@ -17,7 +17,6 @@ import os
 import platform
 import stat
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from typing import Any, Final
 
 from stepscope import __version__
 from stepscope.commands.shared import output
-from stepscope.files import cache_folder, private_folder, whole_file
+from stepscope.files import LIBRARIES, PACKAGE, cache_folder, keep_newest, package_state, private_folder, whole_file
 
 PREFIXES: Final = ("STEPSCOPE_", "PYTORCH_", "POLARS_", "PYTHON", "LC_", "XDG_", "CUDA_", "PT_")
 NAMES: Final = ("COLUMNS", "HOME", "LANG", "LOGNAME", "NO_COLOR", "TERM", "TMPDIR", "TZ", "USER", "LOCAL_WORLD_SIZE")
@@ -87,13 +86,16 @@ def answered(words: Sequence[str], run: Callable[[], int]) -> int:
 
 
 def forget() -> int:
-    """Remove all kept answers; return how many there were."""
+    """Remove all kept answers, and what earlier diagnoses found; return how many there were."""
+    from stepscope.diagnosis import earlier
+
     removed = 0
-    with contextlib.suppress(OSError):
-        for each in list(_root().iterdir()):
-            with contextlib.suppress(OSError):
-                each.unlink()
-                removed += 1
+    for folder in (_root(), earlier.folder()):
+        with contextlib.suppress(OSError):
+            for each in list(folder.iterdir()):
+                with contextlib.suppress(OSError):
+                    each.unlink()
+                    removed += 1
     return removed
 
 
@@ -112,25 +114,17 @@ def _place(words: Sequence[str]) -> Path | None:
         (name, value) for name, value in os.environ.items() if name in NAMES or name.startswith(PREFIXES)
     )
     terminal = [sys.stdout.isatty(), sys.stderr.isatty(), output.width(), output.colour(), sys.stdout.encoding]
-    known = [list(words), os.getcwd(), terminal, environment, platform.node(), sys.version, __version__, _package()]
+    known = [
+        list(words),
+        os.getcwd(),
+        terminal,
+        environment,
+        platform.node(),
+        sys.version,
+        __version__,
+        package_state(),
+    ]
     return _root() / hashlib.sha256(json.dumps(known).encode()).hexdigest()
-
-
-def _package() -> list[tuple[int, int]]:
-    """Times and sizes of stepscope's own files, and the time of the folder that has its libraries."""
-    found = []
-    for folder in (_OWN, *(_LIBRARIES if _OWN not in _LIBRARIES else ())):
-        state = os.stat(folder)
-        found.append((state.st_mtime_ns, 0))
-    for folder, folders, files in os.walk(_OWN):
-        folders[:] = sorted(each for each in folders if each != "__pycache__")
-        for state in (os.stat(os.path.join(folder, each)) for each in sorted(files)):
-            found.append((state.st_mtime_ns, state.st_size))
-    return found
-
-
-_OWN: Final = str(Path(__file__).parents[2])
-_LIBRARIES: Final = tuple(sorted({sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}))
 
 
 _Checks = dict[tuple[int, str], tuple[int, ...]]
@@ -142,7 +136,7 @@ class _Watch:
     def __init__(self, words: Sequence[str]) -> None:
         self.is_answerable = True
         self._named = tuple(os.path.abspath(word) for word in words)
-        own = (_OWN, *_LIBRARIES, str(_root().parent))
+        own = (PACKAGE, *LIBRARIES, str(_root().parent))
         self._passed_over = (*_ELSEWHERE, *(os.path.join(each, "") for each in own))
         self._checks: _Checks = {}
         self._made: set[str] = set()
@@ -337,14 +331,4 @@ def _keep(place: Path, answer: _Answer) -> None:
         private_folder(place.parent)
         with whole_file(place, private=True) as file:
             file.write(hashlib.sha256(data).digest() + data)
-        _forget_oldest(place.parent)
-
-
-def _forget_oldest(folder: Path) -> None:
-    with os.scandir(folder) as files:
-        found = sorted(((each.stat().st_mtime, each.stat().st_size, each.path) for each in files), reverse=True)
-    taken = 0
-    for _, amount, path in found:
-        taken += amount
-        if taken > _MOST_BYTES:
-            os.unlink(path)
+        keep_newest(place.parent, _MOST_BYTES)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import numpy as np
@@ -330,24 +330,6 @@ class LineCosts:
         works = np.flatnonzero(np.isin(self.view.attribution.work_place, numbers))
         return together(scaled_host_time(*times, factor), fewer_works(works, factor))
 
-    def unexplained(self, explained: Mapping[tuple[str, int], int]) -> list[LineShare]:
-        """Lines that take at least SHOWN of the steps and that findings explain by less than half.
-
-        Args:
-            explained: nanoseconds over the span that findings save, by file and line.
-        """
-        view, result = self.view, []
-        for line in self.lines[:MOST_SHOWN]:
-            place, share = line.place, view.share(line.ns)
-            if share < SHOWN or explained.get((place.file, place.line), 0) >= _HALF * line.ns:
-                continue
-            faster = 0.0
-            if view.experiment.why_not is None:
-                faster = view.saved_ns(self.scaled(np.array([line.number], np.int64), _HALF)) / view.step_ns
-            backward = line.backward_ns / max(line.ns, 1)
-            result.append(LineShare(place.file, place.line, place.function, share, backward, line.runs, faster))
-        return result
-
     def placed(self, pieces: pl.DataFrame) -> pl.DataFrame:
         """Pieces of host time by the line of their operator, or else by the thread's current line."""
         attribution, activity = self.view.attribution, self.view.activity
@@ -394,6 +376,35 @@ def lines_that_call(view: View, *functions: str) -> set[tuple[str, int]]:
 def line_costs(view: View) -> LineCosts:
     """The cost of each line, computed once for all rules."""
     return LineCosts(view)
+
+
+def unexplained(view: View, explained: Mapping[tuple[str, int], int]) -> list[LineShare]:
+    """Lines that take at least SHOWN of the steps and that findings explain by less than half.
+
+    Args:
+        explained: nanoseconds over the span that findings save, by file and line.
+    """
+    result = []
+    for line, share in view.earlier.value("costly lines", lambda: _costly(view)):
+        place = line.place
+        if explained.get((place.file, place.line), 0) >= _HALF * line.ns:
+            continue
+        faster = view.earlier.value(("half of a line", line.number), partial(_faster, view, line.number))
+        backward = line.backward_ns / max(line.ns, 1)
+        result.append(LineShare(place.file, place.line, place.function, share, backward, line.runs, faster))
+    return result
+
+
+def _costly(view: View) -> list[tuple[LineCost, float]]:
+    shares = [(line, view.share(line.ns)) for line in line_costs(view).lines[:MOST_SHOWN]]
+    return [(line, share) for line, share in shares if share >= SHOWN]
+
+
+def _faster(view: View, number: int) -> float:
+    """The share of the step that is saved if a line takes half its time, by a replay; 0 without one."""
+    if view.experiment.why_not is not None:
+        return 0.0
+    return view.saved_ns(line_costs(view).scaled(np.array([number], np.int64), _HALF)) / view.step_ns
 
 
 _BUILTIN: Final = frozenset(

@@ -165,6 +165,7 @@ LONGEST_PAUSE_NS: Final = 50_000
 """Longest pause between consecutive operators that counts: Python needs no longer to reach the next one."""
 
 
+@once
 def called_from_python(view: View) -> Rows:
     """Rows of the forward operators in the span that no library operator called, in order.
 
