@@ -234,6 +234,8 @@ function More() {
   );
 }
 
+const stepWords = (steps: number) => (steps > 1 ? `mean of ${count(steps)} steps` : "1 step");
+
 const recordedOr = (each: number | null) => (each === null ? "as recorded" : String(each));
 
 function Result({ measured, session }: { measured: Answer; session: Session | undefined }) {
@@ -254,14 +256,14 @@ function Result({ measured, session }: { measured: Answer; session: Session | un
       <p class="headline" role="status">
         {then ? (
           <>
-            <b>{duration(then.step_ns)}</b> instead of {duration(value.step_ns)}{" "}
+            <b>{duration(then.step_ns)}</b> instead of {duration(value.step_ns)} {value.steps.source !== "none" && <span class="muted small">({stepWords(value.steps.count)})</span>}{" "}
             <span class={then.saving_ns > 0 ? "gain" : "muted"}>
               {duration(Math.abs(then.saving_ns))} ({share(Math.abs(then.saving_share))}) {then.saving_ns >= 0 ? "less" : "more"}
             </span>
           </>
         ) : (
           <>
-            <b>{duration(value.step_ns)}</b> <span class="muted">as recorded{value.steps.source === "none" ? ", without steps" : ""}</span>
+            <b>{duration(value.step_ns)}</b> <span class="muted">as recorded{value.steps.source === "none" ? ", without steps" : `, ${stepWords(value.steps.count)}`}</span>
           </>
         )}
       </p>
