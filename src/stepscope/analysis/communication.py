@@ -16,7 +16,7 @@ from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import HOST_BACKEND
 from stepscope.trace.nesting import beginning_in, inherit
-from stepscope.trace.window import IntervalSet, union
+from stepscope.trace.window import IntervalSet, Times, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "row": pl.Int64,  # row in device_work, or in operators for host-run collectives
@@ -221,15 +221,24 @@ MATCHED_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "waiting_ns": pl.Int64,  # wait of the rank that arrived first
     "waits_ns": pl.List(pl.Int64),  # wait of each rank
     "transfer_ns": pl.Int64,  # from the last arrival to the end
+    "arrivals_ns": pl.List(pl.Int64),  # of each rank, on the first rank's clock
+    "rows": pl.List(pl.Int64),  # of each rank, in its table
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """Collectives of one rank: columns step, kind, group, bytes, start_ns, duration_ns, in order of time."""
+    """Collectives of one rank.
+
+    Attributes:
+        table: columns step, kind, group, bytes, start_ns, duration_ns, in order of time.
+        before: what the rank did before each of them, since it left the one before or its steps began: columns
+            begin_ns, works (pieces of device work), and nanoseconds by cause; None where unknown.
+    """
 
     table: pl.DataFrame
     clock_ns: int = 0  # offset to the wall clock; 0 where unknown
+    before: pl.DataFrame | None = None
 
 
 def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
@@ -245,9 +254,11 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     keys = ["step", "kind", "group", "order"]
     tables = (
-        rank.table.sort("start_ns").select(
-            *(pl.lit(place).alias("rank"), "step", "kind", pl.col("group").fill_null("")),
-            *("bytes", (pl.col("start_ns") + rank.clock_ns).alias("start_ns"), "duration_ns"),
+        rank.table.with_columns(row=pl.int_range(pl.len()))
+        .sort("start_ns")
+        .select(
+            *(pl.lit(place).alias("rank"), "row", "step", "kind", pl.col("group").fill_null(""), "bytes"),
+            *((pl.col("start_ns") + rank.clock_ns).alias("start_ns"), "duration_ns"),
         )
         for place, rank in enumerate(ranks)
     )
@@ -259,8 +270,10 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     joined = common.join(first, on=keys).sort("place", "rank")
     if joined.is_empty():
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
-    starts = joined["start_ns"].to_numpy().reshape(-1, len(ranks)).T
-    ends = starts + joined["duration_ns"].to_numpy().reshape(-1, len(ranks)).T
+    starts, lengths, rows = (
+        joined[name].to_numpy().reshape(-1, len(ranks)).T for name in ("start_ns", "duration_ns", "row")
+    )
+    ends = starts + lengths
     shift = np.median(ends - ends[0], axis=1).astype(np.int64)[:, None]
     arrivals, ends = starts - shift, ends - shift
     order = np.sort(arrivals, axis=0)
@@ -269,7 +282,22 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         "last": np.argmax(arrivals, axis=0),
         "late_ns": order[-1] - order[-2],
         "waiting_ns": np.minimum(order[-1] - order[0], np.max(ends - arrivals, axis=0)),
-        "waits_ns": pl.Series(np.ascontiguousarray((order[-1] - arrivals).T)).cast(pl.List(pl.Int64)),
+        "waits_ns": _lists(order[-1] - arrivals),
         "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
+        "arrivals_ns": _lists(arrivals),
+        "rows": _lists(rows),
     }
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
+
+
+def _lists(values: Times) -> pl.Series:
+    """A list of all ranks' values for each collective; values of shape (ranks, collectives)."""
+    lists: pl.Series = pl.Series(np.ascontiguousarray(values.T)).cast(pl.List(pl.Int64))
+    return lists
+
+
+def of_ranks(matched: pl.DataFrame, name: str) -> Times:
+    """A column of lists in `matched_collectives` as numbers; shape (collectives, ranks)."""
+    lists = matched[name]
+    values: Times = lists.list.to_array(len(lists[0])).to_numpy()
+    return values

@@ -30,9 +30,11 @@ from stepscope.files import cache_folder, keep_newest, package_state, private_fo
 from stepscope.readers import place_among_xla_hosts
 from stepscope.readers.source_lines import variant_of
 from stepscope.trace.cache import TraceCache
+from stepscope.trace.window import Times
 
+BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
-_MOST_COLLECTIVES: Final = 100_000
+_MOST_COLLECTIVES: Final = 50_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
 _DIGEST: Final = 32
 
@@ -61,6 +63,7 @@ class RankRecord:
 
     Attributes:
         name: such as "rank 3".
+        path: of the trace.
         causes: time per step by cause: the device's idle time, or the host's time without a device.
         places: the user's lines for each cause.
         exposed_ns: time per step in which the rank only communicates.
@@ -68,6 +71,7 @@ class RankRecord:
     """
 
     name: str
+    path: str
     ranks: int
     step_ns: int
     steps: int
@@ -90,9 +94,8 @@ class RankSummary:
 
     def at(self, path: str) -> RankSummary:
         """The summary of the same content at another place."""
-        if self.steps.rank is not None:
-            return replace(self, steps=replace(self.steps, path=path))
-        return RankSummary(replace(self.steps, path=path, name=path), replace(self.record, name=path))
+        name = self.steps.name if self.steps.rank is not None else path
+        return RankSummary(replace(self.steps, path=path, name=name), replace(self.record, path=path, name=name))
 
 
 def rank_summary(view: View) -> RankSummary:
@@ -108,8 +111,10 @@ def rank_record(view: View) -> RankRecord:
     table = found.select("kind", "group", "bytes", "start_ns", "duration_ns").with_columns(
         step=pl.Series(number, dtype=pl.Int64)
     )
+    before = _before(view, found)
     if table.height > _MOST_COLLECTIVES:
-        table = table.filter(pl.col("step") < table["step"][_MOST_COLLECTIVES])
+        steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
+        table, before = table.head(steps_kept), before.head(steps_kept)
     sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
     causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
     places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
@@ -119,15 +124,42 @@ def rank_record(view: View) -> RankRecord:
         waiting = max(waiting, exposed_on_host(trace, view.span) // view.step_count)
     return RankRecord(
         name=_name(view),
+        path=trace.metadata.path,
         ranks=trace.metadata.world_size or 2,
         step_ns=view.step_ns,
         steps=view.step_count,
-        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0),
+        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0, before),
         causes=causes,
         places=places,
         exposed_ns=exposed + waiting,
         on_device=bool(found["on_device"].any()),
     )
+
+
+def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
+    """What the rank did before each collective; see `RankCollectives.before`."""
+    starts = found["start_ns"].to_numpy()
+    left = np.maximum.accumulate(starts + found["duration_ns"].to_numpy())
+    begins = np.minimum(np.append(np.full(min(len(starts), 1), view.window.start_ns), left[:-1]), starts)
+    columns = {"begin_ns": begins}
+    for (cause,), pieces in view.pieces.select("cause", "start_ns", "duration_ns").group_by("cause"):
+        columns[str(cause)] = _passed(pieces, starts) - _passed(pieces, begins)
+    if view.device is not None:
+        work = np.sort(view.work.filter(pl.col("kind") != "communication")["start_ns"].to_numpy())
+        columns["works"] = np.searchsorted(work, starts) - np.searchsorted(work, begins)
+        idle = sum((ns for name, ns in columns.items() if name not in ("begin_ns", "works")), np.zeros(len(starts)))
+        columns[BUSY] = np.maximum(starts - begins - idle, 0)
+    return pl.DataFrame({name: values.astype(np.int64) for name, values in columns.items()})
+
+
+def _passed(pieces: pl.DataFrame, moments: Times) -> Times:
+    """How much of these pieces of time, which do not overlap, has passed at each moment."""
+    rows = pieces.sort("start_ns")
+    starts, lengths = rows["start_ns"].to_numpy(), rows["duration_ns"].to_numpy()
+    bounds = np.column_stack([starts, starts + lengths]).ravel()
+    passed = np.column_stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)]).ravel()
+    passed_by: Times = np.interp(moments, bounds, passed).astype(np.int64) if len(bounds) else np.zeros_like(moments)
+    return passed_by
 
 
 def rank_steps(view: View) -> RankSteps:
