@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.communication import of_ranks
 from stepscope.analysis.flame import flame_graph
 from stepscope.analysis.input_pipeline import MOST_WORKERS
 from stepscope.analysis.memory import GROUPINGS, DeviceMemory, alive_at, levels_by, memory_summary, moments
@@ -264,23 +265,44 @@ def roofline_json(trace: Trace) -> Json:
     return {"roofs": roofs, "operators": rows.to_dicts()}
 
 
-def ranks_json(ranks: Sequence[RankSteps], cause: str, late: pl.DataFrame, sentences: Sequence[str]) -> Json:
-    """A figure of each rank and step: the idle time of a cause, or the step's time for "".
+STEP: Final = "step"
+LATE: Final = "late"
+"""Figures of a rank and a step besides causes: the step's time, and how late the rank comes to collectives."""
+
+
+def ranks_json(
+    ranks: Sequence[RankSteps],
+    cause: str | None,
+    late: pl.DataFrame,
+    sentences: Sequence[str],
+    unreadable: Sequence[str] = (),
+    of: int | None = None,
+) -> Json:
+    """A figure of each rank and step: the idle time of a cause, STEP or LATE.
 
     Args:
-        late: of the collectives that all ranks took part in, columns step, last and late_ns.
+        cause: None for LATE where it is known, else STEP.
+        late: the collectives that all ranks took part in; of `matched_collectives` columns step, last, late_ns and
+            arrivals_ns.
+        unreadable: why other ranks are missing.
+        of: how many ranks there are with those that were not read yet; None where all were.
     """
+    read = len(ranks) + len(unreadable)
     numbers = sorted({number for rank in ranks for number in rank.index})
     column = {number: place for place, number in enumerate(numbers)}
     sums: dict[str, int] = {}
     for rank in ranks:
         for name, times in rank.cause_ns.items():
             sums[name] = sums.get(name, 0) + sum(times)
+    if cause is None or (cause == LATE and not late.height):
+        cause = LATE if late.height else STEP
+    lateness = _lateness(late) if cause == LATE else {}
     values: list[list[int | None]] = []
-    for rank in ranks:
+    for place, rank in enumerate(ranks):
         row: list[int | None] = [None] * len(numbers)
-        for number, ns in zip(rank.index, rank.cause_ns.get(cause) or _none(rank, cause), strict=True):
-            row[column[number]] = ns
+        own = rank.step_ns if cause == STEP else rank.cause_ns.get(cause, [0] * len(rank.index))
+        for at, number in enumerate(rank.index):
+            row[column[number]] = lateness[number][place] if number in lateness else own[at]
         values.append(row)
     return {
         "ranks": [
@@ -293,16 +315,24 @@ def ranks_json(ranks: Sequence[RankSteps], cause: str, late: pl.DataFrame, sente
             for rank in ranks
         ],
         "steps": numbers,
-        "causes": sorted(sums, key=lambda name: (-sums[name], name)),
+        "causes": [*([LATE] if late.height else []), STEP, *sorted(sums, key=lambda name: (-sums[name], name))],
         "cause": cause,
         "ns": values,
         "slowest": _slowest(ranks, numbers, late),
         "sentences": list(sentences),
+        "unreadable": list(unreadable),
+        "read": read,
+        "of": read if of is None else of,
     }
 
 
-def _none(rank: RankSteps, cause: str) -> list[int]:
-    return rank.step_ns if cause == "" else [0] * len(rank.index)
+def _lateness(late: pl.DataFrame) -> dict[int, list[int]]:
+    """By step, how much later than the first one each rank comes to the collectives in it, added up."""
+    arrivals = of_ranks(late, "arrivals_ns")
+    steps, place = np.unique(late["step"].to_numpy(), return_inverse=True)
+    sums = np.zeros((len(steps), arrivals.shape[1]), np.int64)
+    np.add.at(sums, place, arrivals - arrivals.min(axis=1, keepdims=True))
+    return dict(zip(steps.tolist(), sums.tolist(), strict=True))
 
 
 def _slowest(ranks: Sequence[RankSteps], numbers: Sequence[int], late: pl.DataFrame) -> list[int | None]:

@@ -452,7 +452,7 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
         if len(reports) > 1:
             found |= {with_options(name, chosen): data for name, data in own.items()}
     if len(reports) > 1:
-        found |= _ranks_in_file(reports, across)
+        found |= _ranks_in_file(reports, across, [each.reason for each in unreadable])
     bare = sum("timeline" not in report.page.documents for report in reports)
     left_out = [f"Of {count(bare)} of {count(len(reports))} traces this file has the diagnosis only."] if bare else []
     left_out += [f"Not in this report: {each.reason}." for each in unreadable]
@@ -471,7 +471,9 @@ def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
             yield name.replace("diagnosis?", "session?", 1)
 
 
-def _ranks_in_file(reports: Sequence[TraceReport], across: Sequence[Finding]) -> dict[str, bytes]:
+def _ranks_in_file(
+    reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str]
+) -> dict[str, bytes]:
     from stepscope.analysis.communication import matched_collectives
     from stepscope.view.drawings import ranks_json
 
@@ -479,8 +481,8 @@ def _ranks_in_file(reports: Sequence[TraceReport], across: Sequence[Finding]) ->
     records = [report.rank.record.collectives for report in reports if report.rank is not None]
     late = matched_collectives(records if len(records) == len(reports) else [])
     titles = [finding.title for finding in across]
-    whole = ranks_json(steps, "", late, titles)
+    whole = ranks_json(steps, None, late, titles, unreadable)
     return {"ranks": compact_json(whole)} | {
-        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles))
-        for cause in ("", *whole["causes"])
+        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles, unreadable))
+        for cause in whole["causes"]
     }

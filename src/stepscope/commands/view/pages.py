@@ -18,14 +18,16 @@ from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
+from stepscope.commands.view.runs import Runs
 from stepscope.errors import StepscopeError, TraceError, UsageError
+from stepscope.record.run_folder import RunFolder, is_run_folder
+from stepscope.record.runs import run_at
 from stepscope.view.documents import NoDocument, Options
 
 if TYPE_CHECKING:
     import polars as pl
 
     from stepscope.diagnosis.rank_summary import RankRecord, RankSummary
-    from stepscope.record.runs import RunIndex
     from stepscope.trace import Trace
 
 _KEPT: Final = 2
@@ -198,12 +200,11 @@ class Ranks:
             known = sorted(self._known.values(), key=lambda each: each.order)
             unreadable = list(self._job.unreadable)
         of = len(self._job.files)
-        read = len(known) + len(unreadable)
-        if not known and read == of:
+        if not known and len(unreadable) == of:
             raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
         late, titles = self._together([each.record for each in known])
-        content = ranks_json([each.steps for each in known], options.get("cause", ""), late, titles)
-        return {**content, "unreadable": unreadable, "read": read, "of": of}
+        steps = [each.steps for each in known]
+        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of)
 
     def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str]]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
@@ -278,26 +279,46 @@ def _summary_in_process(file: Path) -> tuple[Path, RankSummary | str]:
 
 
 class Page:
-    """The page of what the command line names: one job, or without a path the runs, one of which is open at a time."""
+    """The page of what the command line names, or without a path of the runs; of several runs one is open at a time."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._lock = threading.Lock()
-        first, *others = arguments.paths or [None]
-        self._named = None if first is None else Job(arguments, first, tuple(others))
-        self._run: tuple[str, Job] | None = None
+        self._runs = Runs()
+        paths: list[str] = arguments.paths
+        self._path, self._others = (paths[0] if paths else None), tuple(paths[1:])
+        self._folder = None if self._path is None else run_at(self._path)
+        self._job: tuple[Path, list[Path], Job] | None = None
+        is_trace = self._path is not None and self._folder is None
+        self._named = Job(arguments, paths[0], self._others) if is_trace else None
+
+    def open(self) -> None:
+        """Open what the command line names, unless it is a run that may still get a trace.
+
+        Raises:
+            TraceError, UsageError: it cannot be read.
+        """
+        if self._folder is not None and not self._folder.traces() and self._folder.manifest().ended_unix_s is None:
+            return
+        if self._path is not None:
+            self.job({}).opened({})
 
     def document(self, name: str, options: Options) -> Any:
-        """The document of this name; in a page of runs, of the run that is asked for.
+        """The document of this name; of the run that is asked for, else of what the command line names.
 
         Raises:
             NoDocument: there is none.
             UsageError: it needs something that the trace lacks, or the address is wrong.
         """
-        if name == "session":
-            return self._session(options)
-        if name == "runs":
-            return _runs(self._index)
+        match name:
+            case "session":
+                return self._session(options)
+            case "runs":
+                return self._runs.table()
+            case "progress":
+                return self._runs.progress(self._run_folder(options))
+            case "capture":
+                return self._runs.capture(self._run_folder(options))
         return self.job(options).document(name, options)
 
     def options(self, name: str) -> tuple[str, ...]:
@@ -308,62 +329,44 @@ class Page:
         return _SCOPE if made is None else (*_SCOPE, *made.options)
 
     def job(self, options: Options) -> Job:
-        if self._named is not None:
+        if "run" not in options and self._named is not None:
             return self._named
-        name = options.get("run", "latest")
-        record = self._index.meant(name)
-        if record is None:
-            raise NoDocument(f"there is no run {name[:100]!r}" if name != "latest" else "nothing was recorded yet")
+        folder = RunFolder.open(self._run_folder(options))
+        others = self._others if "run" not in options else ()
         with self._lock:
-            if self._run is None or self._run[0] != record.name or not self._run[1].files:
-                self._run = (record.name, Job(self._arguments, str(record.path)))
-            return self._run[1]
+            files = folder.latest_traces()
+            if self._job is None or self._job[:2] != (folder.path, files):  # a run that goes on gets further traces
+                self._job = folder.path, files, Job(self._arguments, str(folder.path), others)
+            return self._job[2]
 
-    @cached_property
-    def _index(self) -> RunIndex:
-        from stepscope.record.runs import RunIndex
-
-        return RunIndex()
+    def _run_folder(self, options: Options) -> Path:
+        """The folder of the run that is asked for, else of the one that the command line names, else of the latest."""
+        if "run" not in options and self._folder is not None:
+            return self._folder.path
+        return self._runs.meant(options.get("run", "latest")).path
 
     def _session(self, options: Options) -> dict[str, Any]:
-        kind, title, documents, others = "runs", "runs", ["runs"], []
+        kind, title, others = "runs", "runs", []
+        documents = ["runs"] if self._path is None or self._folder is not None or self._runs.exist() else []
+        is_named = self._path is not None and "run" not in options
         try:
             job = self.job(options)
             title = _title(job)
-            documents = [*(documents if self._named is None else ()), *job.documents]
+            documents += job.documents
             others = [os.path.basename(each) or each for each in job.others]
-            if self._named is not None:
+            if is_named:
                 kind = "ranks" if len(job.files) > 1 else "trace"
         except (UsageError, NoDocument, TraceError):
-            if self._named is not None:
+            if is_named and self._folder is None:
                 raise
+            if self._folder is not None:
+                title = self._folder.name
         return session_of(title, kind, documents, others)
 
 
 def _title(job: Job) -> str:
     """The name of the run or the folder of ranks, else of the trace."""
-    from stepscope.record.run_folder import is_run_folder
-
     run = job.files[0].parent.parent
     if is_run_folder(run):
         return run.name
     return Path(job.path).name if len(job.files) > 1 else job.files[0].name
-
-
-def _runs(index: RunIndex) -> list[dict[str, Any]]:
-    """The runs, the latest first."""
-    from stepscope.commands.record.runs import bytes_in, state_of
-
-    return [
-        {
-            "name": each.name,
-            "path": str(each.path),
-            "command": each.command,
-            "started_unix_s": each.started_unix_s,
-            "ended_unix_s": each.ended_unix_s,
-            "state": state_of(each),
-            "traces": each.traces,
-            "bytes": bytes_in(each.path),
-        }
-        for each in index.all()
-    ]
