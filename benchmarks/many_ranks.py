@@ -1,7 +1,6 @@
 """How long the page of a job with many ranks takes: the first time, and again from their summaries.
 
-Ranks are of the simulated machine: in each step they train the same layers and reduce once; one of them comes late
-because it waits for its batch, mostly the same one, and all others wait for it. The cache is an empty one.
+Ranks are those of `tests/simulator/ranks.py`, of which one comes late, mostly the same one. The cache is an empty one.
 
     python benchmarks/many_ranks.py 64 256 1024
     python benchmarks/many_ranks.py 64 --keep FOLDER     only writes the traces
@@ -10,7 +9,6 @@ because it waits for its batch, mostly the same one, and all others wait for it.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import signal
@@ -25,51 +23,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.simulator import Machine, kineto_bytes
+from tests.simulator.ranks import write_ranks
 
-US = 1_000
-STEPS, LAYERS = 20, 24
-LATE, OFTEN, RARELY = 400 * US, 17, 40
-TRANSFER = 60 * US
+OFTEN, RARELY = 17, 40
 SETTLED_S = 3.0
 """Files that changed just now are not remembered by their time."""
 
 
 def late_rank(step: int) -> int:
     return RARELY if step % 5 == 4 else OFTEN
-
-
-def rank_bytes(rank: int) -> bytes:
-    """One rank's trace without its rank: those that are never late have the same."""
-    machine = Machine(tick_ns=US)
-    main, queue = machine.host("main"), machine.queue(number=7)
-    for step in range(STEPS):
-        late = LATE if rank == late_rank(step) else 0
-        with main.step(step), main.frame("train.py(12): step", before_ns=3 * US):
-            main.data_loader(30 * US + late, workers=True)
-            for layer in range(LAYERS):
-                with main.frame(f"nn.Module: Linear_{layer}", before_ns=2 * US), main.operator("aten::addmm"):
-                    main.launch("gemm", queue, 15 * US)
-            with main.operator("c10d::allreduce_"):
-                main.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", queue, TRANSFER + LATE - late)
-            with main.optimizer_step(), main.operator("aten::_fused_adamw_"):
-                main.launch("adamw", queue, 25 * US)
-            main.item(queue)
-    return kineto_bytes(machine)
-
-
-def write_ranks(folder: Path, ranks: int) -> int:
-    """Write the traces of so many ranks; return their bytes without compression."""
-    folder.mkdir(parents=True, exist_ok=True)
-    late = {rank: rank_bytes(rank) for rank in (OFTEN, RARELY)}
-    usual = rank_bytes(-1)
-    written = 0
-    for rank in range(ranks):
-        about = json.dumps({"backend": "nccl", "rank": rank, "world_size": ranks})
-        text = late.get(rank, usual).replace(b"{\n", f'{{\n"distributedInfo": {about},\n'.encode(), 1)
-        (folder / f"rank{rank}.json.gz").write_bytes(gzip.compress(text, 1, mtime=0))
-        written += len(text)
-    return written
 
 
 class Page:
@@ -100,7 +62,7 @@ def measure(ranks: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
         folder = Path(place) / "traces"
-        size = write_ranks(folder, ranks)
+        size = write_ranks(folder, ranks, late_rank)
         time.sleep(SETTLED_S)
         print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB")
         for when in ("first", "again"):
@@ -130,7 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     for ranks in options.ranks:
         if options.keep:
-            write_ranks(options.keep, ranks)
+            write_ranks(options.keep, ranks, late_rank)
         else:
             measure(ranks)
 

@@ -131,7 +131,12 @@ def test_what_does_something_is_asked_for_by_the_page_only(client: TestClient) -
     assert client.post("/api/capture", headers=OWN).status_code == 403  # without the token
     client.get("/?token=the-token")
     assert client.get("/api/capture", headers=OWN).status_code == 405
-    elsewhere = ({}, {"origin": "http://evil.example"}, {"origin": "null"}, {**OWN, "sec-fetch-site": "same-site"})
+    elsewhere: list[dict[str, str]] = [
+        {},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {**OWN, "sec-fetch-site": "same-site"},
+    ]
     assert {client.post("/api/capture?a=1", headers=headers).status_code for headers in elsewhere} == {403}
     assert client.post("/api/capture?a=1", headers=OWN).json() == {"a": "1"}
 

@@ -43,11 +43,11 @@ const openRank = (document: Document, place: number) => {
 const FIGURES: Record<string, string> = { late: "arrival after the first rank", step: "step time" };
 const labelOf = (session: Session | undefined, figure: string) => FIGURES[figure] ?? causeOf(session, figure).label;
 
-/** What a dark cell means. */
-function darkness(cause: string, word: string): string {
-  if (cause === "late") return "Dark: the rank comes later to the collectives of the step than the first one.";
-  if (cause === "step") return "Dark: a longer step.";
-  return `Dark: the rank loses more time to ${word}${cause === "communication" ? ", waiting for others: dark ranks are not the slow ones" : ""}.`;
+/** What a cell of strong colour means. */
+function strength(cause: string, word: string): string {
+  if (cause === "late") return "Strong colour: the rank comes later to the step's collectives than the first one.";
+  if (cause === "step") return "Strong colour: a longer step.";
+  return `Strong colour: the rank loses more time to ${word}${cause === "communication" ? ", waiting for others: those ranks are not the slow ones" : ""}.`;
 }
 
 function All({ document, isOld }: { document: Document; isOld: boolean }) {
@@ -220,7 +220,7 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
         <span>
           {duration(low)} <span class="ramp" aria-hidden="true" /> {duration(high)}
         </span>
-        <span>{darkness(cause, word)}</span>
+        <span>{strength(cause, word)}</span>
         <span>
           <span class="diamond" aria-hidden="true">◆</span> The slowest rank of a step: the others wait for it.
         </span>
@@ -279,7 +279,7 @@ function RankTable({ document, word }: { document: Document; word: string }) {
   const columns: Column<RankRow>[] = [
     { name: "name", title: "Rank", value: (row) => row.name },
     { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 110 },
-    ...(cause !== "step" ? [{ name: "figure_ns", title: word, value: (row: RankRow) => row.figure_ns, meter: (row: RankRow) => (row.figure_ns ?? 0) / most, isNumber: true, width: 150, tip: "Mean over the steps" }] : []),
+    ...(cause !== "step" ? [{ name: "figure_ns", title: cause === "late" ? "Comes later" : word, value: (row: RankRow) => row.figure_ns, meter: (row: RankRow) => (row.figure_ns ?? 0) / most, isNumber: true, width: 150, tip: "Mean over the steps" }] : []),
     { name: "most_ns", title: "At most", value: (row) => row.most_ns, isNumber: true, width: 110, tip: "In its worst step" },
     { name: "slowest", title: "◆ Slowest", value: (row) => row.slowest, isNumber: true, width: 120, tip: "Steps in which the others wait for this rank" },
   ];

@@ -24,7 +24,7 @@ export function Runs() {
         <h2>Runs</h2>
         {parameter("run") !== null && (
           <button type="button" onClick={() => change({ run: null, traces: null, rank: null, choose: null, range: null })}>
-            Close {short(parameter("run")!, 60)}
+            Close run {short(parameter("run")!, 60)}
           </button>
         )}
       </div>
@@ -107,17 +107,20 @@ function Recording({ run }: { run: Run }) {
           {sentence(asked)}
         </p>
       )}
-      {now && !now.can_capture && !now.has_ended && <p class="small muted">Steps cannot be recorded at any time: {now.why_not}.</p>}
+      {now && !now.can_capture && !now.has_ended && <p class="small muted">More steps cannot be recorded from here: {now.why_not}.</p>}
     </section>
   );
 }
 
 function words(now: Progress, isCapturing: boolean): string {
   const steps = now.steps_seen === null ? "" : ` ${now.steps_seen === 1 ? "1 step was" : `${count(now.steps_seen)} steps were`} seen.`;
-  return `${sentence(isCapturing && !now.sentence.startsWith("recording") ? "the next steps are awaited" : now.sentence)}${steps}`;
+  return `${sentence(isCapturing && !now.sentence.startsWith("recording") ? "the next steps are awaited" : now.sentence)}.${steps}`;
 }
 
-const since = (run: Run) => `runs since ${started(run.started_unix_s)}, for ${seconds(Math.max(Math.round(Date.now() / 1000 - run.started_unix_s), 1))}`;
+function since(run: Run): string {
+  const ago = Math.max(Math.round(Date.now() / 1000 - run.started_unix_s), 1);
+  return `runs since ${started(run.started_unix_s)}, for ${ago < 120 ? `${ago} s` : seconds(ago)}`;
+}
 
 /** A wall-clock time to the minute, as `stepscope runs` writes it. */
 export function started(unix_s: number): string {

@@ -88,7 +88,7 @@ class Runs:
         folder = _folder(path)
         manifest, recordings = folder.manifest(), folder.recordings()
         has_ended = manifest.ended_unix_s is not None
-        agent, why_not = ({}, "the program has ended") if has_ended else _agent_status(folder)
+        agent, why_not = ({}, "the program has ended") if has_ended else _agent_status(folder, manifest)
         seen = [agent.get("step"), *(one.get("steps_seen") for one in recordings)]
         traces = len(folder.traces())
         capture = self._capture
@@ -146,10 +146,14 @@ def _check_owner(path: Path) -> None:
         raise UsageError(f"{path.name} is a run of another user")
 
 
-def _agent_status(folder: RunFolder) -> tuple[dict[str, Any], str]:
+def _agent_status(folder: RunFolder, manifest: RunManifest) -> tuple[dict[str, Any], str]:
     """The state of the first rank's agent, or that there is none and why."""
+    from stepscope.record.agent.protocol import agents_in
     from stepscope.record.agent.targets import clients_for
 
+    if not agents_in(folder.agents):
+        serves = "not before its first step" if manifest.options.get("serve") else "it was started without --serve"
+        return {}, serves
     try:
         clients = clients_for(str(folder.path), find_run=lambda _: folder, token=None, through_files=False)
         return clients[0].status(), ""
