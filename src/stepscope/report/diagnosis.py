@@ -13,7 +13,7 @@ import polars as pl
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Finding, Location
-from stepscope.diagnosis.ranks import RankRecord
+from stepscope.diagnosis.ranks import RankRecord, exchange_table
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
@@ -210,8 +210,23 @@ def diagnosis_document(
         if every or report is best
     ]
     return Document(
-        title, (head, *without, *section_if(f"The {things} together", *shared), *texts("" if every else below), *groups)
+        title,
+        (
+            head,
+            *without,
+            *section_if(f"The {things} together", *shared),
+            *_exchanges(reports),
+            *texts("" if every else below),
+            *groups,
+        ),
     )
+
+
+def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
+    table = exchange_table([report.rank for report in reports if report.rank is not None])
+    if table.height:
+        shown = Table(table, "exchanges", table.height, brief=tuple(table.columns))
+        yield Section("What all ranks exchange: waiting for the last one, and the transfer after it", (shown,))
 
 
 def _largest_saving(report: TraceReport) -> int:
@@ -342,7 +357,13 @@ def json_reports(
     found = [json_report(report) for report in reports]
     if len(found) == 1:
         return {**found[0], "unreadable": unreadable}
-    return stamped(ranks=found, across_ranks=[_finding_json(finding) for finding in across], unreadable=unreadable)
+    exchanges = exchange_table([report.rank for report in reports if report.rank is not None])
+    return stamped(
+        ranks=found,
+        across_ranks=[_finding_json(finding) for finding in across],
+        exchanges=exchanges,
+        unreadable=unreadable,
+    )
 
 
 def json_report(report: TraceReport) -> dict[str, Any]:
