@@ -105,10 +105,8 @@ def data_parallel(
     for count in devices:
         if not 1 <= count <= MOST_DEVICES:
             raise UsageError(f"{count} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
-    if target is not None and target.step_ns is None:
-        raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
     exchange = exchange_of(experiment, others, bucket_bytes)
-    scaling = _Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
+    scaling = Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
 
 
@@ -165,11 +163,23 @@ def _notes_of_ranks(exchange: RecordedExchange) -> list[str]:
     return notes
 
 
-class _Scaling:
-    """One trace on different numbers of devices."""
+class Scaling:
+    """One trace on different numbers of devices.
+
+    Args:
+        exchange: what they exchange in a step.
+        link: as in `data_parallel`.
+        target: as in `data_parallel`.
+
+    Raises:
+        UsageError: the target has no step time, or no link is given or recorded.
+    """
 
     def __init__(self, exchange: Exchange, link: Link | None, target: StepPrediction | None) -> None:
+        if target is not None and target.step_ns is None:
+            raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
         self.target = target
+        self._steps: dict[int, ScaledStep] = {}
         self.exchange = exchange
         if link is not None and isinstance(exchange, RecordedExchange):
             self.exchange = exchange = exchange.by_link_of(self._recorded)
@@ -190,6 +200,12 @@ class _Scaling:
         return None if device is None else device_peaks(self.exchange.experiment.trace, device)
 
     def step(self, devices: int) -> ScaledStep:
+        """The step on this many devices, replayed once."""
+        if devices not in self._steps:
+            self._steps[devices] = self._step(devices)
+        return self._steps[devices]
+
+    def _step(self, devices: int) -> ScaledStep:
         transfers, experiment = self.exchange.transfers_ns(self.link, devices), self.experiment
         others = self._others_factor
         expected, low, high = (

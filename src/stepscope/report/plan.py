@@ -25,6 +25,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.format import count, dollars, duration, file_name, share, size, warning_sentence
 from stepscope.report.html import TemplateVariables
+from stepscope.report.words import unreadable_heading, unreadable_sentences
 
 
 def plan_document(plan: Plan) -> Document:
@@ -42,6 +43,7 @@ def plan_document(plan: Plan) -> Document:
             is_quiet=True,
         ),
         *(_machines(plan) if plan.machines else ()),
+        *section_if(unreadable_heading(plan.unreadable), *_missing(plan), id="unreadable"),
         Section(
             "What this rests on",
             (Items(tuple(filter(None, basis)), "said muted"),),
@@ -50,6 +52,10 @@ def plan_document(plan: Plan) -> Document:
         ),
     )
     return Document(f"plan for {file_name(plan.recorded.path)}", blocks, "--html")
+
+
+def _missing(plan: Plan) -> tuple[Block, ...]:
+    return (Items(tuple(unreadable_sentences(plan.unreadable))),) if plan.unreadable else ()
 
 
 def _machines(plan: Plan) -> Iterator[Block]:
@@ -138,7 +144,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         sentences=sentences(plan_document(plan)),
         machines=[_machine(each, plan) for each in plan.machines],
         left_out=plan.refused,
-        **fields(plan, "without_price", "notes"),
+        **fields(plan, "without_price", "notes", "unreadable"),
     )
 
 
