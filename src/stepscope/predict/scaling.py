@@ -180,6 +180,7 @@ class Scaling:
             raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
         self.target = target
         self._steps: dict[int, ScaledStep] = {}
+        self._replays: dict[tuple[bytes, float, int], float] = {}
         self.exchange = exchange
         if link is not None and isinstance(exchange, RecordedExchange):
             self.exchange = exchange = exchange.by_link_of(self._recorded)
@@ -331,8 +332,11 @@ class Scaling:
     def _replayed(self, transfers: Numbers, others: float, graph: Graph | None = None) -> float:
         """Step with messages of this length, and with other exchanges scaled by this factor."""
         base = self.graphs.expected if graph is None else graph
-        base = base.with_work(self._others, others) if len(self._others) else base
-        return self.experiment.run(self.exchange.graph(base, transfers)).step_ns
+        key = transfers.tobytes(), others, id(base)  # a single device has the same messages at both ends: none
+        if key not in self._replays:
+            base = base.with_work(self._others, others) if len(self._others) else base
+            self._replays[key] = self.experiment.run(self.exchange.graph(base, transfers)).step_ns
+        return self._replays[key]
 
     def _straggler_ns(self, devices: int) -> tuple[float, tuple[str, ...]]:
         """Wait for the slowest device; the messages of a trace of several ranks include it already."""
