@@ -102,9 +102,6 @@ def data_parallel(
         UsageError: gradients are unknown; no link is given or recorded; the target has no step time; or the number of
             devices is impossible.
     """
-    for count in devices:
-        if not 1 <= count <= MOST_DEVICES:
-            raise UsageError(f"{count} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
     exchange = exchange_of(experiment, others, bucket_bytes)
     scaling = Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
@@ -201,7 +198,13 @@ class Scaling:
         return None if device is None else device_peaks(self.exchange.experiment.trace, device)
 
     def step(self, devices: int) -> ScaledStep:
-        """The step on this many devices, replayed once."""
+        """The step on this many devices, replayed once.
+
+        Raises:
+            UsageError: the number of devices is impossible.
+        """
+        if not 1 <= devices <= MOST_DEVICES:
+            raise UsageError(f"{devices} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
         if devices not in self._steps:
             self._steps[devices] = self._step(devices)
         return self._steps[devices]

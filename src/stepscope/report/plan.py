@@ -25,7 +25,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.format import count, dollars, duration, file_name, share, size, warning_sentence
 from stepscope.report.html import TemplateVariables
-from stepscope.report.words import unreadable_heading, unreadable_sentences
+from stepscope.report.predict import missing_section
 
 
 def plan_document(plan: Plan) -> Document:
@@ -43,7 +43,7 @@ def plan_document(plan: Plan) -> Document:
             is_quiet=True,
         ),
         *(_machines(plan) if plan.machines else ()),
-        *section_if(unreadable_heading(plan.unreadable), *_missing(plan), id="unreadable"),
+        *missing_section(plan.recorded.unreadable),
         Section(
             "What this rests on",
             (Items(tuple(filter(None, basis)), "said muted"),),
@@ -52,10 +52,6 @@ def plan_document(plan: Plan) -> Document:
         ),
     )
     return Document(f"plan for {file_name(plan.recorded.path)}", blocks, "--html")
-
-
-def _missing(plan: Plan) -> tuple[Block, ...]:
-    return (Items(tuple(unreadable_sentences(plan.unreadable))),) if plan.unreadable else ()
 
 
 def _machines(plan: Plan) -> Iterator[Block]:
@@ -144,7 +140,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         sentences=sentences(plan_document(plan)),
         machines=[_machine(each, plan) for each in plan.machines],
         left_out=plan.refused,
-        **fields(plan, "without_price", "notes", "unreadable"),
+        **fields(plan, "without_price", "notes"),
+        unreadable=recorded.unreadable,
     )
 
 

@@ -108,9 +108,7 @@ def _run_predict(arguments: argparse.Namespace) -> int:
 
     answer, scaled = prediction_of(arguments, opened(arguments))
     if arguments.redact:
-        redactor = redactor_of(arguments, paths=[answer.path])
-        parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
-        answer = dataclasses.replace(answer, **parts)
+        answer = _redacted(answer, arguments)
 
     def document() -> Document:
         sections = tuple(scaling_section(*each) for each in scaled)
@@ -120,6 +118,12 @@ def _run_predict(arguments: argparse.Namespace) -> int:
 
     output.write_reports(arguments, document, json=lambda: prediction_json(answer, scaled))
     return 0
+
+
+def _redacted(answer: PredictedSteps, arguments: argparse.Namespace) -> PredictedSteps:
+    redactor = redactor_of(arguments, paths=[answer.path, *(each.path for each in answer.unreadable)])
+    parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings", "unreadable")}
+    return dataclasses.replace(answer, **parts)
 
 
 def prediction_of(arguments: argparse.Namespace, basis: Basis) -> tuple[PredictedSteps, Sequence[ScaledDevice]]:
@@ -133,7 +137,9 @@ def prediction_of(arguments: argparse.Namespace, basis: Basis) -> tuple[Predicte
     targets = devices_named(arguments.to) if arguments.to is not None or arguments.devices is None else ()
     predictor, _ = basis.predictor(arguments)
     answer = predicted_steps(predictor, _over_links(arguments, basis.experiment, targets))
-    return answer, _scaled_devices(arguments, basis, answer)
+    scaled = _scaled_devices(arguments, basis, answer)
+    missing = () if arguments.devices is None else basis.unreadable  # the other ranks are not asked
+    return dataclasses.replace(answer, unreadable=missing), scaled
 
 
 def prediction_json(answer: PredictedSteps, scaled: Sequence[ScaledDevice]) -> dict[str, Any]:
@@ -281,16 +287,14 @@ class Basis:
 
     Args:
         arguments: with the options of reading.
-
-    Attributes:
-        unreadable: files of the other ranks that could not be read.
+        unreadable: files of ranks that are known not to be readable.
     """
 
     def __init__(
         self, arguments: argparse.Namespace, experiment: Experiment, unreadable: Sequence[Unreadable] = ()
     ) -> None:
         self.experiment = experiment
-        self.unreadable = list(unreadable)
+        self._unreadable = list(unreadable)
         self._arguments = arguments
         self._predictors: OrderedDict[tuple[object, ...], tuple[StepPredictor, Known]] = OrderedDict()
 
@@ -316,6 +320,13 @@ class Basis:
             raise UsageError(self._exchange)
         return self._exchange
 
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Files of ranks that could not be read."""
+        if self._files:
+            _ = self._exchange  # reads them
+        return tuple(self._unreadable)
+
     @cached_property
     def _exchange(self) -> Exchange | str:
         from stepscope.predict.scaling import exchange_of
@@ -327,15 +338,19 @@ class Basis:
 
     def _other_ranks(self) -> list[Experiment]:
         """The same steps on the other ranks, if the argument names several and not too many."""
-        from stepscope.whatif.experiment import MOST_RANKS, Experiment
+        from stepscope.whatif.experiment import Experiment
+
+        known = (self.experiment.trace.metadata.path, *(each.path for each in self._unreadable))
+        others = [file for file in self._files if os.path.realpath(file) not in map(os.path.realpath, known)]
+        found = (readable(self._arguments, file, self._unreadable) for file in others)
+        return [Experiment(trace) for trace in found if trace is not None]
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        from stepscope.whatif.experiment import MOST_RANKS
 
         files = trace_paths(self._arguments.trace) if self._arguments.trace != "-" else []
-        if not 1 < len(files) <= MOST_RANKS:
-            return []
-        known = (self.experiment.trace.metadata.path, *(each.path for each in self.unreadable))
-        others = [file for file in files if os.path.realpath(file) not in map(os.path.realpath, known)]
-        found = (readable(self._arguments, file, self.unreadable) for file in others)
-        return [Experiment(trace) for trace in found if trace is not None]
+        return files if 1 < len(files) <= MOST_RANKS else []
 
 
 def opened(arguments: argparse.Namespace) -> Basis:
@@ -428,10 +443,7 @@ def _run_plan(arguments: argparse.Namespace) -> int:
 
     plan = plan_of(arguments, opened(arguments))
     if arguments.redact:
-        redactor = redactor_of(arguments, paths=[plan.recorded.path])
-        parts = {name: redactor.value(name, getattr(plan.recorded, name)) for name in ("path", "warnings")}
-        missing = redactor.value("unreadable", plan.unreadable)
-        plan = dataclasses.replace(plan, recorded=dataclasses.replace(plan.recorded, **parts), unreadable=missing)
+        plan = dataclasses.replace(plan, recorded=_redacted(plan.recorded, arguments))
 
     output.write_reports(arguments, lambda: plan_document(plan), top=arguments.top, json=lambda: plan_json(plan))
     return 0
@@ -452,7 +464,8 @@ def plan_of(arguments: argparse.Namespace, basis: Basis) -> Plan:
         raise UsageError(f"no machine with --gpus {','.join(map(str, request.counts))} has a price; there are {there}")
     predictor, known = basis.predictor(arguments)
     plan = make_plan(predictor, prices, request, today=date.today(), known=known)
-    return dataclasses.replace(plan, unreadable=tuple(basis.unreadable))
+    recorded = dataclasses.replace(plan.recorded, unreadable=basis.unreadable)
+    return dataclasses.replace(plan, recorded=recorded)
 
 
 def _request(arguments: argparse.Namespace) -> Request:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 
@@ -26,9 +26,6 @@ from stepscope.predict.exchanges import Exchange
 from stepscope.predict.limits import Link, check_link, link_of, link_table
 from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor, predicted_steps
 from stepscope.predict.scaling import ScaledStep, Scaling, exchange_of, over_link
-
-if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
 
 NS_PER_HOUR: Final = 3.6e12
 HOST_LIMITS: Final = ("host", "input")  # limits that a faster accelerator does not relieve
@@ -142,7 +139,6 @@ class Plan:
     without_price: tuple[str, ...] = ()  # devices of the table without a known price
     notes: tuple[str, ...] = ()  # assumptions of the predictions and what they could not count, each once
     recorded_samples: int | None = None
-    unreadable: tuple[Unreadable, ...] = ()  # files of other ranks that are missing
 
     @property
     def front(self) -> tuple[Machine, ...]:
