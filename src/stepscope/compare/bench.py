@@ -26,7 +26,7 @@ import msgspec
 from stepscope.compare.statistics import SampleComparison, WarmUp, compare_samples, joint_confidence, warm_up
 from stepscope.errors import UsageError
 from stepscope.files import converted, private_file, readable, say_changed
-from stepscope.machine.observed import Machine
+from stepscope.machine.observed import LoadMeter
 from stepscope.record.apply import applied_outcomes
 from stepscope.record.apply.flags import Outcome
 from stepscope.record.bench_steps import PREFIX
@@ -258,42 +258,6 @@ def _record(path: Path, rank: int) -> Record | None:
     except msgspec.ValidationError:
         say_changed(path)
         return None
-
-
-try:
-    import resource
-except ImportError:  # Windows, which has no /proc/stat either
-    resource = None  # type: ignore[assignment]
-
-
-class LoadMeter:
-    """Measures how much of the machine other processes use, from its creation on."""
-
-    def __init__(self, machine: Machine | None = None) -> None:
-        self._machine = machine or Machine()
-        self._begun = self._seconds()
-
-    def other_cores(self) -> float | None:
-        """Cores that other processes kept busy since then, on average; None where the system does not report it.
-
-        Children count once they have ended and been waited for.
-        """
-        begun, now = self._begun, self._seconds()
-        if begun is None or now is None or now[0] <= begun[0]:
-            return None
-        elapsed, all_s, own_s = (after - before for before, after in zip(begun, now, strict=True))
-        return max(all_s - own_s, 0.0) / elapsed
-
-    def _seconds(self) -> tuple[float, float, float] | None:
-        """Seconds of wall clock, of all cores without hypervisor steal time, and of this process with children."""
-        try:
-            words = (self._machine.read("proc/stat") or "").splitlines()[0].split()
-            user, nice, system, _, _, irq, soft = map(int, words[1:8])
-            usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-            all_s = (user + nice + system + irq + soft) / os.sysconf("SC_CLK_TCK")
-        except (ValueError, IndexError, AttributeError):
-            return None
-        return time.monotonic(), all_s, sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 Stop: TypeAlias = Literal["precision", "rounds", "budget", "interrupted", "failed"]

@@ -29,6 +29,7 @@ from stepscope.analysis.serving import ServingSummary
 from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered, RuleResult
 from stepscope.diagnosis.lines.costs import LineShare, unexplained
 from stepscope.diagnosis.parts import PARTS
+from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.rules._device import busy_work
@@ -250,6 +251,8 @@ class Diagnosis:
         graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
         compiled: what torch.compile did; None without its log.
         serving: what was served; None if the program neither serves nor generates.
+        contention: time of the recorded steps that other programs or a quota took; None if little, or unknown.
+        calm_step_ns: `step_ns` without it.
     """
 
     metadata: Metadata
@@ -290,6 +293,8 @@ class Diagnosis:
     graphs: GraphUse | None = None
     compiled: CompileUse | None = None
     serving: ServingSummary | None = None
+    contention: Contention | None = None
+    calm_step_ns: int = 0
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -516,6 +521,8 @@ def _diagnosis(view: View) -> Diagnosis:
         graphs=graph_use(trace),
         compiled=compile_use(view),
         serving=view.serving,
+        contention=view.contention,
+        calm_step_ns=view.earlier.value("calm step", lambda: view.calm_step_ns),
     )
 
 

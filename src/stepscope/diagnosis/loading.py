@@ -34,6 +34,8 @@ KEPT_ITERATOR: Final = Remedy(
 _AS_FAST: Final = 1.05
 """Workers keep up if a step takes at most this many times its computation."""
 _LEAST_LEFT: Final = 0.01
+_FREE: Final = 0.5
+"""Part of a processor from which a worker finds it free."""
 HANDED_OUT_NS: Final = 50_000
 """Least time that a recorded function needs to hand out a sample that is in memory."""
 INDEXED: Final = 0.1
@@ -56,6 +58,7 @@ class Loading:
         load: per step; None if the time to make a batch is unknown.
         loader: facts about the loader with the most workers; None without facts.
         processors: number that the program may use; None if unknown.
+        other_cores: how many of them other programs kept busy; None if unknown.
     """
 
     pieces: pl.DataFrame
@@ -66,6 +69,14 @@ class Loading:
     load: Load | None
     loader: LoaderFacts | None
     processors: int | None
+    other_cores: float | None = None
+
+    @property
+    def has_no_free_core(self) -> bool:
+        """Whether other programs leave no processor for a worker beside the thread that runs the steps."""
+        if self.processors is None or self.other_cores is None or self.other_cores < _FREE:
+            return False
+        return self.processors - self.other_cores < 1 + _FREE
 
     @property
     def workers(self) -> int | None:
@@ -138,7 +149,9 @@ def loading_of(view: View) -> Loading:
     processors = usable if isinstance(usable, int) and usable > 0 else None
     loader = max(view.program.loaders, key=lambda each: each.workers or 0, default=None)
     load = _load(view, made, marks, wait_ns, processors)
-    return Loading(pieces, wait_ns, marks.height, _waits(pieces, marks), made, load, loader, processors)
+    return Loading(
+        pieces, wait_ns, marks.height, _waits(pieces, marks), made, load, loader, processors, view.program.other_cores
+    )
 
 
 def marks_of(view: View) -> pl.DataFrame:
@@ -177,9 +190,9 @@ def _load(view: View, made: Batches, marks: pl.DataFrame, wait_ns: int, processo
     processor = clock if made.processor_ns is None else min(made.processor_ns, clock)
     compute = max(view.step_ns - wait_ns / view.step_count, 0.0)
     if made.workers:
-        busy, left = _busy_ns(view, compute, 0.0), float(processors) if processors else None
+        busy, left = _busy_ns(view, compute, 0.0), _left_by_others(view, processors, 0.0)
     else:
-        busy, left = _busy_ns(view, compute, processor * per_step), _left_by_others(view, processors)
+        busy, left = _busy_ns(view, compute, processor * per_step), _left_by_others(view, processors, _waiting(view))
     received = HANDED_OVER_NS * per_step * _slowed(view, wait_ns) if view.device is None and not made.workers else 0.0
     return Load(compute, busy, clock * per_step, processor * per_step, left, received)
 
@@ -200,13 +213,19 @@ def _slowed(view: View, wait_ns: int) -> float:
     return whole * max(wait_ns / view.step_count / max(left, 1), 1.0)
 
 
-def _left_by_others(view: View, processors: int | None) -> float | None:
-    """Processors, less the share of the time in which other programs occupied all of them."""
+def _left_by_others(view: View, processors: int | None, waited: float) -> float | None:
+    """Processors, less those that other programs kept busy, or where that is unknown the share of them waited for."""
     if processors is None:
         return None
+    others = view.program.other_cores
+    left = processors * (1 - waited) if others is None else processors - others
+    return max(left, _LEAST_LEFT)
+
+
+def _waiting(view: View) -> float:
+    """Share of the step in which its thread was ready and got no processor."""
     waited = [step.thread_waiting_ns for step in view.program.steps if step.thread_waiting_ns is not None]
-    share = min(sum(waited) / len(waited) / view.step_ns, 1.0) if waited else 0.0
-    return max(processors * (1 - share), _LEAST_LEFT)
+    return min(sum(waited) / len(waited) / view.step_ns, 1.0) if waited else 0.0
 
 
 def _busy_ns(view: View, compute_ns: float, loading_ns: float) -> float:
@@ -379,6 +398,7 @@ def settings_figures(loading: Loading) -> list[Figure]:
         "worker processes": loading.workers,
         "batches prefetched by each worker": ahead,
         "processors the program may use": loading.processors,
+        "processors that other programs kept busy": loading.other_cores if loading.has_no_free_core else None,
     }
     figures = [Figure(name, count, "count") for name, count in counts.items() if count is not None]
     if loading.batches.clock_ns is not None:

@@ -1,4 +1,4 @@
-"""What recording adds to steps: page faults on a CPU, and work for each event, judged by unrecorded steps.
+"""What steps hold only because of how they were recorded: page faults, work for each event, and a busy machine.
 
 A profiler works around each operator to record its name, its inputs' shapes and its memory, and Python runs slower
 while lines are recorded. Steps with many small operators or much Python may take several times as long while they are
@@ -12,6 +12,9 @@ The profiler keeps a record of each operator until the recording ends. The C lib
 program has just freed, so that a large tensor no longer fits there and gets new memory from the system, which maps and
 clears every page of it. Steps that otherwise map hardly a page may map tens of thousands while they are recorded and
 take twice as long, mostly where large tensors are created and soon freed, as in loops.
+
+A busy machine, or a container's quota, keeps the thread from running. The operating system counts how long it was ready
+and got no processor: replays leave that out of its own work.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.host import host_time
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.nesting import Rows
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.trace.window import Times, union
 from stepscope.whatif import Change, Experiment, Graph
+from stepscope.whatif.changes import scaled_cause
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
@@ -108,6 +113,92 @@ def waiting_factor(steps: Sequence[StepFacts]) -> float:
     waiting = sum(step.thread_waiting_ns or 0 for step in steps)
     worked = sum(step.thread_processor_ns or 0 for step in steps)
     return 1 + waiting / worked if worked > 0 else 1.0
+
+
+CONTENDED: Final = 0.1
+"""Share of the steps in which their thread was ready and got no processor from which the recording is disturbed."""
+MOST_CONTENDED: Final = 0.75
+"""Share from which too little of the steps is left to predict from."""
+_FEWEST_STEPS: Final = 3
+_THREAD_WORK: Final = (
+    "python", "dispatch", "optimizer", "untraced", "garbage_collection", "logging", "graph_tracing", "step_marker",
+)  # fmt: skip
+"""Causes of time in which the thread runs or is ready to; "dispatch" has the operators where there is no device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """Time in which the steps' thread was ready and got no processor, but not because of the program itself.
+
+    Attributes:
+        share: of the steps' time, 0 to 1.
+        ns_per_step: the same in nanoseconds.
+        by_quota: whether a container's quota stopped the program for most of it.
+        other_cores: processors that other programs kept busy meanwhile; None if unknown.
+        usable_processors: processors that the program may use; None if unknown.
+    """
+
+    share: float
+    ns_per_step: int
+    by_quota: bool = False
+    other_cores: float | None = None
+    usable_processors: int | None = None
+
+    @property
+    def is_too_much(self) -> bool:
+        """Whether too little of the steps is left to predict from."""
+        return self.share > MOST_CONTENDED
+
+    def change(self, experiment: Experiment, graph: Graph) -> Graph:
+        """Take it out of a graph: as much of the thread's own work, each part of it in proportion."""
+        factor = self._left(experiment)
+        for cause in _worked_causes(experiment):
+            graph = scaled_cause(cause, factor)(experiment, graph)
+        return graph
+
+    def _left(self, experiment: Experiment) -> float:
+        steps = facts_of_steps(experiment)
+        waited = sum(step.thread_waiting_ns or 0 for step in steps)
+        counted = waited + sum(step.thread_processor_ns or 0 for step in steps)
+        causes = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
+        worked = causes.filter(pl.col("cause").is_in([*_worked_causes(experiment), "compute"]))
+        return 1 - waited / max(int(worked["duration_ns"].sum()), counted, 1)
+
+
+def contention_of(experiment: Experiment) -> Contention | None:
+    """How much the recorded steps were held up; None if it is little, unknown, or the program's own doing.
+
+    The program contends with itself if it has more threads, loader workers or ranks than it may use processors, or if
+    other programs used less than what the thread did not get.
+    """
+    steps, program = facts_of_steps(experiment), experiment.trace.metadata.program or ProgramFacts()
+    length_ns = sum(step.duration_ns for step in steps)
+    waited = [step.thread_waiting_ns for step in steps if step.thread_waiting_ns is not None]
+    if len(waited) < max(len(steps), _FEWEST_STEPS):
+        return None
+    share = min(sum(waited) / length_ns, 1.0)
+    throttled = [step.throttled_ns for step in steps if step.throttled_ns is not None]
+    by_quota = len(throttled) == len(steps) and sum(throttled) > sum(waited) / 2
+    others, usable = program.other_cores, program.process_figure("usable_processors")
+    is_unexplained = not by_quota and others is not None and others < share
+    if share < CONTENDED or contends_with_itself(program) or is_unexplained:
+        return None
+    return Contention(share, sum(waited) // len(steps), by_quota, others, usable)
+
+
+def contends_with_itself(program: ProgramFacts) -> bool:
+    """Whether the program has more threads, loader workers or ranks than it may use processors."""
+    usable, threads = program.process_figure("usable_processors"), program.torch.get("threads")
+    workers = max((loader.workers or 0 for loader in program.loaders), default=0)
+    own = max(threads if isinstance(threads, int) else 0, workers)
+    return (usable is not None and own > usable) or (program.process_figure("local_world_size") or 1) > 1
+
+
+def _worked_causes(experiment: Experiment) -> tuple[str, ...]:
+    """Causes of the thread's own work; loading batches is some if no worker processes do it."""
+    program = experiment.trace.metadata.program or ProgramFacts()
+    loads = bool(program.loaders) and not any(loader.workers for loader in program.loaders)
+    return (*_THREAD_WORK, "input") if loads else _THREAD_WORK
 
 
 def _recorded_only(metadata: Metadata, steps: Sequence[StepFacts], slower_ns: float) -> tuple[float, float]:

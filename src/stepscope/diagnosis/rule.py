@@ -52,7 +52,8 @@ __all__ = [
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
 _MORE = 1.2
-"""Multiple of the cost above which a replay's saving is explained and less sure."""
+"""Multiple of the cost above which a replay's saving is explained and less sure; it is explained below the inverse."""
+_LOWER: Final[Mapping[Confidence, Confidence]] = {"high": "medium", "medium": "low", "low": "low"}
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
 
@@ -91,6 +92,7 @@ class Found:
         ends_run_in_ns: see `Finding`.
         for_every_framework: whether the remedy applies even where the rule has one for the program's framework or for
             serving.
+        is_contention: whether the cost is the recording's contention itself, which other findings leave out.
     """
 
     title: str
@@ -108,6 +110,7 @@ class Found:
     severity: Severity | None = None
     ends_run_in_ns: int | None = None
     for_every_framework: bool = False
+    is_contention: bool = False
 
 
 def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where: tuple[Location, ...] = ()) -> Found:
@@ -211,11 +214,10 @@ class Rule:
 
     def _finding(self, found: Found, view: View, limits: Limits) -> Finding:
         saving_ns, change = view.saving_ns(found.cost_ns, found.change)
+        if found.is_contention:
+            saving_ns = view.per_step(found.cost_ns)
         share = saving_ns / view.step_ns
-        basis, confidence = found.basis, found.confidence
-        if saving_ns > _MORE * view.per_step(found.cost_ns):
-            basis += "; more than that, because what waits behind it starts earlier"
-            confidence = "medium" if confidence == "high" else confidence
+        basis, confidence = _judged(found, view, saving_ns, change)
         figures = list(found.figures)
         if found.severity is None and found.share_at is not None:
             weighed_ns = found.cost_ns if found.weighed_ns is None else found.weighed_ns
@@ -242,6 +244,26 @@ class Rule:
             saving_from="attributed" if change is None else "replayed",
             change=change,
         )
+
+
+def _judged(found: Found, view: View, saving_ns: int, change: Change | None) -> tuple[str, Confidence]:
+    """The basis, with the reason why the saving is not the cost, and the confidence."""
+    basis, confidence = found.basis, found.confidence
+    if saving_ns > _MORE * view.per_step(found.cost_ns):
+        basis += "; more than that, because what waits behind it starts earlier"
+        confidence = "medium" if confidence == "high" else confidence
+    is_less = 0 < _MORE * saving_ns < view.per_step(found.cost_ns)
+    if found.is_contention or found.severity is not None or view.contention is None:
+        return (f"{basis}; less than that, {_left_out(view)}" if is_less and change is not None else basis), confidence
+    if change is not None and view.is_counted_in(change, saving_ns):
+        return f"{basis}; without what other programs took of it", "medium" if confidence == "high" else confidence
+    return f"{basis}; other programs may have lengthened it", _LOWER[confidence]
+
+
+def _left_out(view: View) -> str:
+    if view.knows_recording_costs:
+        return "without what recording added to it and what other work would fill"
+    return "because other work would fill the rest"
 
 
 def severity(share: float) -> Severity:

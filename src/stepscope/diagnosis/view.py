@@ -31,7 +31,13 @@ from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.earlier import Earlier
 from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
-from stepscope.diagnosis.recording_costs import RecordedEvents, recorded_events, without_recorded_faults
+from stepscope.diagnosis.recording_costs import (
+    Contention,
+    RecordedEvents,
+    contention_of,
+    recorded_events,
+    without_recorded_faults,
+)
 from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
@@ -59,6 +65,8 @@ MOSTLY_ONCE = 0.5
 MOST_PLACES = 20
 """Maximum number of operators' places to merge with the lines of the remaining time."""
 MOST_TRIGGERS = 3
+_TAKEN_OUT = 0.005
+"""Share of the step by which a saving must be smaller without contention for that to count as taken out of it."""
 SMALLEST_PLACE = 0.02
 """Places with a smaller share of a finding's cost explain nothing and are not reported."""
 
@@ -126,8 +134,24 @@ class View(StepView):
         return Experiment(self)
 
     @cached_property
-    def _typical(self) -> tuple[Graph, float]:
-        """The graph for replays, without one-off work and costs of recording, and its step in nanoseconds."""
+    def contention(self) -> Contention | None:
+        """How much other programs or a quota held up the recorded steps; None if little, or unknown."""
+        return contention_of(self.experiment) if self.program.steps else None
+
+    @cached_property
+    def _typical(self) -> tuple[Graph, float, float]:
+        """The graph for replays, its step, and that step on a machine as busy as during the recording, nanoseconds.
+
+        The graph is without one-off work, costs of recording and contention.
+        """
+        graph, step_ns = self._contended
+        if self.contention is None or self.experiment.why_not is not None:
+            return graph, step_ns, step_ns
+        calm = self.contention.change(self.experiment, graph)
+        return calm, self.experiment.run(calm).step_ns, step_ns
+
+    @cached_property
+    def _contended(self) -> tuple[Graph, float]:
         experiment = self.experiment
         events = self.recorded_events
         changes = [
@@ -157,11 +181,27 @@ class View(StepView):
         """Time that a replay of a step loses with this change; at most the step.
 
         If the recording slowed the steps in a known way, the replay leaves that out, and its relative saving is
-        applied to the recorded step.
+        applied to the recorded step. What other programs took of the step is in no saving.
         """
-        graph, before = self._typical
+        graph, before, step_ns = self._typical
         after = self.experiment.run(change(self.experiment, graph)).step_ns
-        return min(max(round((1 - after / before) * self.step_ns), 0), self.step_ns)
+        return min(max(round((before - after) / step_ns * self.step_ns), 0), self.step_ns)
+
+    @cached_property
+    def calm_step_ns(self) -> int:
+        """The step without what other programs took of it; the step itself if they took little."""
+        if self.contention is None:
+            return self.step_ns
+        if self.experiment.why_not is not None:
+            return max(self.step_ns - self.contention.ns_per_step, 1)
+        _, before, step_ns = self._typical
+        return max(round(before / step_ns * self.step_ns), 1)
+
+    def is_counted_in(self, change: Change, saved_ns: int) -> bool:
+        """Whether the contention that was taken out was a part of what this change saves."""
+        graph, step_ns = self._contended
+        after = self.experiment.run(change(self.experiment, graph)).step_ns
+        return (1 - after / step_ns) * self.step_ns > saved_ns + _TAKEN_OUT * self.step_ns
 
     @cached_property
     def summary(self) -> StepSummary:
@@ -216,6 +256,11 @@ class View(StepView):
     def engine(self) -> Engine:
         """The engine that serves; one without options where it is unknown, or nothing serves."""
         return engine_called(self.serving.engine if self.serving is not None else "")
+
+    @property
+    def knows_recording_costs(self) -> bool:
+        """Whether replays leave out what recording added to the steps."""
+        return self.recorded_events is not None or self._recorded_faults is not None
 
     @property
     def period(self) -> str:
@@ -479,7 +524,7 @@ class View(StepView):
     def saving_ns(self, cost_ns: float, change: Change | None) -> tuple[int, Change | None]:
         """The saving per step and the replayed change; the cost and None if no replay is possible."""
         if change is None or self.experiment.why_not is not None:
-            return self.per_step(cost_ns), None
+            return min(self.per_step(cost_ns), self.calm_step_ns), None
         return self.saved_ns(change), change
 
     def count_per_step(self, name: str, count: float) -> Figure:

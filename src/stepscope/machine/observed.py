@@ -15,6 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final, Literal, TypeAlias
 
+try:
+    import resource
+except ImportError:  # Windows, which has no /proc/stat either
+    resource = None  # type: ignore[assignment]
+
 Verdict: TypeAlias = Literal["problem", "note", "fine", "unknown"]
 
 _PACKAGES: Final = ("torch",)
@@ -282,3 +287,52 @@ def _sync_debug_mode(torch: ModuleType) -> int | None:
     if not torch.cuda.is_initialized():
         return None
     return int(torch.cuda.get_sync_debug_mode())
+
+
+_COARSE_S: Final = 0.1
+"""Processor time that the kernel's coarse count of the machine may lack beside that of the process."""
+
+
+class LoadMeter:
+    """Measures how much of the cores that this process may use other processes use, from its creation on."""
+
+    def __init__(self, machine: Machine | None = None) -> None:
+        self._machine = machine or Machine()
+        self._begun = self._seconds()
+
+    def other_cores(self) -> float | None:
+        """Cores that other processes kept busy since then, on average; None where the system does not report it.
+
+        Children count as this process's: those that multiprocessing started, and others once they have ended.
+        """
+        begun, now = self._begun, self._seconds()
+        if begun is None or now is None or now[0] <= begun[0]:
+            return None
+        elapsed, all_s, own_s = (after - before for before, after in zip(begun, now, strict=True))
+        return max(all_s - own_s, 0.0) / elapsed if all_s + _COARSE_S >= own_s else None
+
+    def _seconds(self) -> tuple[float, float, float] | None:
+        """Seconds of wall clock, of all cores without hypervisor steal time, and of this process with children."""
+        try:
+            ticks = os.sysconf("SC_CLK_TCK")
+            usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+            own_s = sum(usage.ru_utime + usage.ru_stime for usage in usages) + self._children_ticks() / ticks
+            return time.monotonic(), self._busy_ticks() / ticks, own_s
+        except (ValueError, IndexError, AttributeError):
+            return None
+
+    def _busy_ticks(self) -> int:
+        lines = [line.split() for line in (self._machine.read("proc/stat") or "").splitlines()]
+        allowed = {f"cpu{core}" for core in self._machine.affinity or ()}
+        mine = [words for words in lines if words and words[0] in allowed] or lines[:1]
+        if not mine:
+            raise ValueError("the system does not count the machine's time")
+        return sum(int(words[at]) for words in mine for at in (1, 2, 3, 6, 7))
+
+    def _children_ticks(self) -> int:
+        children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
+        return sum(self._ticks_of(child.pid) for child in tuple(children))
+
+    def _ticks_of(self, process: int | None) -> int:
+        words = (self._machine.read(f"proc/{process}/stat") or "").rpartition(")")[2].split()
+        return int(words[11]) + int(words[12]) if len(words) > 12 else 0

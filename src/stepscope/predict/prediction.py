@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analysis.roofline import device_peaks
+from stepscope.diagnosis.recording_costs import MOST_CONTENDED, Contention
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.batch import BatchGrowth, MemoryNeed, batch_change, memory_need, passes_of_a_step, with_batch
@@ -180,14 +181,22 @@ class StepPredictor:
         return self.source if self.source is not None or device is None else device_peaks(self.trace, device)
 
     def on(self, target: DevicePeaks) -> StepPrediction:
-        """Predict the mean step on a device, once."""
+        """Predict the mean step on a device, once; without a time if too much of the recorded steps went to others."""
         if target not in self._predicted:
             self._predicted[target] = self._on(target)
         return self._predicted[target]
 
     def _on(self, target: DevicePeaks) -> StepPrediction:
-        if self.experiment.device is None:
-            return self._from_shapes(target)
+        contention = self.replays.contention
+        if contention is not None and contention.is_too_much:
+            return replace(self._without_time(target, ()), notes=(_disturbed(contention, is_left_out=False),))
+        found = self._from_shapes(target) if self.experiment.device is None else self._of_works(target)
+        if contention is None or found.step_ns is None:
+            return found
+        note = _disturbed(contention, is_left_out=self.replays.why_not is None)
+        return replace(found, notes=(note, *found.notes))
+
+    def _of_works(self, target: DevicePeaks) -> StepPrediction:
         times, grown = self.times_on(target)
         unknown, unchanged = self._share_of(~np.isfinite(times.ns)), self._share_of(times.basis == "unchanged")
         base = self._without_time(target, self._bases(times))
@@ -317,6 +326,17 @@ class StepPredictor:
     def _bases(self, times: WorkTimes) -> tuple[tuple[str, float], ...]:
         shares = [(str(basis), self._share_of(times.basis == basis)) for basis in np.unique(times.basis)]
         return tuple(sorted((each for each in shares if each[1] > 0), key=lambda each: (-each[1], each[0])))
+
+
+def _disturbed(contention: Contention, *, is_left_out: bool) -> str:
+    """The note about a recording on a busy machine: what of it the prediction leaves out."""
+    by = "a container's quota took" if contention.by_quota else "waiting for a processor took"
+    text = f"{by} {contention.share:.0%} of the recorded steps"
+    if contention.is_too_much:
+        return f"{text}, more than {MOST_CONTENDED:.0%}, so no step time is given: record while the machine is quiet"
+    if is_left_out:
+        return f"{text}; the prediction leaves that out, as the operating system counted it: it is for a quiet machine"
+    return f"{text}, and the prediction holds it, as the steps cannot be replayed: record while the machine is quiet"
 
 
 def _guessed(prediction: StepPrediction) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ import polars as pl
 
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
+from stepscope.diagnosis.recording_costs import Contention, contention_of
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.operation_times import (
     guessed_band,
@@ -469,8 +470,10 @@ class StepReplays:
 
     @cached_property
     def graph(self) -> Graph:
-        """Dependency graph with the host's part scaled, and the device's as measured."""
+        """Dependency graph with the host's part scaled and undisturbed, and the device's as measured."""
         graph = self.experiment.graph
+        if self.contention is not None:
+            graph = self.contention.change(self.experiment, graph)
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
             graph = scaled_cause(cause, self._host_factor)(self.experiment, graph)
         for cause in INPUT if self._input_factor != 1.0 else ():
@@ -484,7 +487,12 @@ class StepReplays:
 
     @property
     def _host_is_as_measured(self) -> bool:
-        return self._host_factor == 1.0 and self._input_factor == 1.0
+        return self._host_factor == 1.0 and self._input_factor == 1.0 and self.contention is None
+
+    @cached_property
+    def contention(self) -> Contention | None:
+        """What other programs or a quota took of the recorded steps, which replays leave out; None if little."""
+        return contention_of(self.experiment)
 
     @cached_property
     def why_not(self) -> str | None:

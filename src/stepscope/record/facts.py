@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from stepscope import guard
 from stepscope.machine.environment import process_figures, torch_settings
+from stepscope.machine.observed import LoadMeter
 from stepscope.record.annotations import CheckpointCalls
 from stepscope.record.batch_samples import PaddingSamples, model_calls
 from stepscope.record.counters import PauseWatch, StepCounters, mark, start_times
@@ -234,6 +235,7 @@ class FactsRecording:
         self._checkpoints = CheckpointCalls()
         self._padding = PaddingSamples()
         self._steps: StepCounters | None = None
+        self._load: LoadMeter | None = None
         self._waiting: tuple[WaitingFacts, ...] = ()
         self._is_on = False
 
@@ -247,6 +249,7 @@ class FactsRecording:
             self._padding.start()
             self._is_on = True
             self._waiting = waiting_threads()
+            self._load = LoadMeter()
             self._steps = StepCounters()
             self._steps.follow(lambda: self._pauses.total_ns)
             self._steps.border(None)
@@ -261,10 +264,11 @@ class FactsRecording:
         if not self._is_on:
             return None
         self._is_on = False
+        others = guard.attempted(self._load.other_cores) if self._load is not None else None
         self._pauses.stop()
         guard.attempted(self._checkpoints.stop)
         with unseen:
-            facts = guard.attempted(self._facts)
+            facts = guard.attempted(lambda: self._facts(others))
         guard.attempted(lambda: self._watch.uninstall(self))
         return facts
 
@@ -274,7 +278,7 @@ class FactsRecording:
             guard.attempted(stop)
         guard.attempted(lambda: self._watch.uninstall(self))
 
-    def _facts(self) -> ProgramFacts:
+    def _facts(self, other_cores: float | None) -> ProgramFacts:
         objects = guard.attempted(LiveObjects)
         counted = self._steps.steps if self._steps is not None else []
         figures = guard.attempted(process_figures) or {}
@@ -284,6 +288,8 @@ class FactsRecording:
             garbage_collections=self._pauses.runs,
             checkpoint_bytes=self._checkpoints.saved_bytes,
         )
+        if other_cores is not None:
+            figures["other_cores"] = round(other_cores, 3)
         return ProgramFacts(
             loaders=guard.attempted(self._watch.loaders) or (),
             input_stages=guard.attempted(self._watch.stages) or (),

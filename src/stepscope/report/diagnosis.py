@@ -14,7 +14,8 @@ from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Figure, Finding, Location
-from stepscope.diagnosis.ranks import RankRecord
+from stepscope.diagnosis.ranks import RankRecord, exchange_table
+from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
 from stepscope.report.document import (
@@ -49,6 +50,7 @@ from stepscope.report.words import (
     busy_sentences,
     causes_of,
     compile_sentences,
+    contention_sentence,
     device_table,
     diff_text,
     exceptional_sentences,
@@ -227,8 +229,23 @@ def diagnosis_document(
         if every or report is best
     ]
     return Document(
-        title, (head, *without, *section_if(f"The {things} together", *shared), *texts("" if every else below), *groups)
+        title,
+        (
+            head,
+            *without,
+            *section_if(f"The {things} together", *shared),
+            *_exchanges(reports),
+            *texts("" if every else below),
+            *groups,
+        ),
     )
+
+
+def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
+    table = exchange_table([report.rank for report in reports if report.rank is not None])
+    if table.height:
+        shown = Table(table, "exchanges", table.height, brief=tuple(table.columns))
+        yield Section("What all ranks exchange: waiting for the last one, and the transfer after it", (shown,))
 
 
 def _largest_saving(report: TraceReport) -> int:
@@ -509,7 +526,13 @@ def json_reports(
     found = [json_report(report) for report in reports]
     if len(found) == 1:
         return {**found[0], "unreadable": unreadable}
-    return stamped(ranks=found, across_ranks=[_finding_json(finding) for finding in across], unreadable=unreadable)
+    exchanges = exchange_table([report.rank for report in reports if report.rank is not None])
+    return stamped(
+        ranks=found,
+        across_ranks=[_finding_json(finding) for finding in across],
+        exchanges=exchanges,
+        unreadable=unreadable,
+    )
 
 
 def json_report(report: TraceReport) -> dict[str, Any]:
@@ -537,12 +560,21 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({} if diagnosis.contention is None else {"contention": _contention_json(diagnosis, diagnosis.contention)}),
         **({} if diagnosis.compiled is None else {"compile": diagnosis.compiled}),
         **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),
         **({} if diagnosis.serving is None else {"serving": diagnosis.serving}),
         **({"applied": diagnosis.applied} if diagnosis.applied else {}),
         **({} if report.energy is None else {"energy": trace_json(report.energy)}),
     )
+
+
+def _contention_json(diagnosis: Diagnosis, contention: Contention) -> dict[str, Any]:
+    return {
+        **fields(contention),
+        "calm_step_ns": diagnosis.calm_step_ns,
+        "sentence": contention_sentence(contention),
+    }
 
 
 def _accounting(device: StepTime, diagnosis: Diagnosis) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
 from stepscope.diagnosis.finding import BusyWork, Finding, Remedy
 from stepscope.diagnosis.lines.costs import LineShare
+from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import BreakUse, CompiledFunction
 from stepscope.diagnosis.rules.recompilation import varying_guards
 from stepscope.report.document import Cause, Place
@@ -30,6 +31,8 @@ _SMALL_SHARE: Final = 0.005
 """Causes below this share of the window are merged, and closer shares count as equal."""
 _SAYABLE: Final = 0.0005
 """Least share that is not written as "<0.1 %"."""
+_NEARLY_ALL: Final = 0.995
+"""Share from which savings are all of the step, in words."""
 _WORTH_SAYING: Final = 0.01
 """Smallest share of a costly line that is mentioned."""
 _TELLING_SHARE: Final = 0.05
@@ -77,9 +80,24 @@ def _over(diagnosis: Diagnosis) -> str:
     return "from its first to its last work " if diagnosis.by_device else ""
 
 
+def contention_sentence(contention: Contention) -> str:
+    """How much of the recorded steps went to other programs or was stopped by a quota, and what that means."""
+    lost = share(contention.share)
+    if contention.by_quota:
+        text = f"The container's quota stopped the program for {lost} of the recorded steps' time"
+    else:
+        text = f"The machine was busy: for {lost} of the recorded steps' time their thread waited for a processor"
+    others, usable = contention.other_cores, contention.usable_processors
+    if others is not None and usable is not None and not contention.by_quota:
+        text += f", as other programs kept {min(others, usable):.1f} of {count(usable)} processors busy"
+    again = "with a higher quota" if contention.by_quota else "while it is quiet"
+    return f"{text}. No other saving counts that time; to see the steps without it, record again {again}."
+
+
 def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
-    """What belongs to no typical step: one-off work, outliers, and a backlog of earlier work."""
-    found = (
+    """What belongs to no typical step: contention, one-off work, outliers, and a backlog of earlier work."""
+    found = [contention_sentence(diagnosis.contention)] if diagnosis.contention is not None else []
+    found += (
         [_aside_sentence(diagnosis.serving)] if diagnosis.serving is not None and diagnosis.serving.put_aside else []
     )
     found += [_once_sentence(diagnosis)] if diagnosis.once else []
@@ -172,12 +190,18 @@ def together_sentence(diagnosis: Diagnosis) -> str:
         return ""
     savings = sum(finding.saving_ns_per_step > 0 for finding in diagnosis.findings)
     which = "All of these" if both.count == savings else f"The {both.count} of them that were replayed,"
-    text = f"{which} together: {share(both.share)} of {whole(diagnosis)}"
+    text = f"{which} together: {_less_than_all(both.share)} of {whole(diagnosis)}"
     if abs(both.share - both.sum_share) < _SMALL_SHARE:
         return f"{text}: they add up."
     if both.share < both.sum_share:
-        return f"{text}, not {share(both.sum_share)}: they overlap."
+        overlap = "which is less than their sum" if both.sum_share >= _NEARLY_ALL else f"not {share(both.sum_share)}"
+        return f"{text}, {overlap}: they overlap."
     return f"{text}, more than their sum of {share(both.sum_share)}: some only count once others are gone."
+
+
+def _less_than_all(saved: float) -> str:
+    """A share in words if it would be all: some of a step is left, however little of it was recorded."""
+    return "nearly all" if saved >= _NEARLY_ALL else share(saved)
 
 
 def afterwards_sentence(diagnosis: Diagnosis) -> str:

@@ -499,7 +499,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
             "recompile_limit"}.
         process: figures of the process and machine, such as {"processors", "usable_processors", "numa_nodes",
             "threads", "allocator"}, and of the recorded steps {"garbage_collection_ns", "garbage_collections",
-            "checkpoint_bytes"}; also {"warm_up_ns", "warm_up_faults"}, the time before the steps in which the profiler
+            "checkpoint_bytes", "other_cores"}, the last being how many of the usable processors other programs kept
+            busy; also {"warm_up_ns", "warm_up_faults"}, the time before the steps in which the profiler
             was ready but not recording, and the page faults of the process in it.
         environment: environment variables that affect speed.
         start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
@@ -536,6 +537,12 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     made: tuple[MadeFacts, ...] = ()
     evaluations: EvaluationFacts | None = None
     metrics: tuple[MetricFacts, ...] = ()
+
+    @property
+    def other_cores(self) -> float | None:
+        """Processors that other programs kept busy while the steps were recorded, on average; None if unknown."""
+        value = self.process.get("other_cores")
+        return float(value) if type(value) in (int, float) else None  # type: ignore[arg-type]
 
     def process_figure(self, name: str) -> int | None:
         """An integer of `process`; None if it is missing or no integer."""

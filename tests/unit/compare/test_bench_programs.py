@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.compare.bench import BenchCommand, LoadMeter, end_leftovers, last_lines, run_logged
+from stepscope.compare.bench import BenchCommand, end_leftovers, last_lines, run_logged
 from stepscope.errors import UsageError
-from stepscope.machine.observed import Machine
+from stepscope.machine.observed import LoadMeter, Machine
 
 
 def test_a_command_is_split_as_a_shell_splits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,21 +11,25 @@ import numpy as np
 import pytest
 
 from stepscope.diagnosis.diagnosis import diagnose
+from stepscope.diagnosis.finding import Confidence, Finding
 from stepscope.diagnosis.recording_costs import (
     OPERATOR_NS,
+    Contention,
     faults_before,
     fresh_bytes,
     recorded_events,
     without_recorded_faults,
 )
+from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.readers import unrecorded_steps, with_unrecorded_steps
-from stepscope.report.words import headline
+from stepscope.report.diagnosis import TraceReport, json_report
+from stepscope.report.words import exceptional_sentences, headline
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import UnrecordedSteps
 from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts, StepFacts
 from stepscope.whatif import Change
-from stepscope.whatif.changes import scaled_operators
+from stepscope.whatif.changes import scaled_cause, scaled_operators
 from tests.unit.recording import Recording
 from tests.unit.run_folders import made_run, recording
 
@@ -147,7 +151,14 @@ def test_pages_take_all_the_time_in_the_operating_system_that_recorded_steps_are
 SMALL = 100
 
 
-def recorded(unrecorded: UnrecordedSteps | None, *, waits: int = 0, device: bool = False, lines: bool = False) -> Trace:
+def recorded(
+    unrecorded: UnrecordedSteps | None,
+    *,
+    waits: int = 0,
+    device: bool = False,
+    lines: bool = False,
+    **program: Any,
+) -> Trace:
     """Steps of 1000 us: 100 operators of 3 us with 3 us between them, and one of 400 us.
 
     Args:
@@ -155,7 +166,7 @@ def recorded(unrecorded: UnrecordedSteps | None, *, waits: int = 0, device: bool
     """
     facts = {"thread_processor_ns": 1000 * US - waits, "thread_waiting_ns": waits}
     steps = tuple(StepFacts(index=number, duration_ns=1000 * US, **facts) for number in range(STEPS))
-    made = Recording(Metadata(program=ProgramFacts(steps=steps), unrecorded=unrecorded))
+    made = Recording(Metadata(program=ProgramFacts(steps=steps, **program), unrecorded=unrecorded))
     for number in range(STEPS):
         begin = 1000 * US * number
         made.step(begin, 1000 * US, number)
@@ -190,7 +201,8 @@ def test_a_saving_is_a_share_of_the_step_without_the_cost_of_its_events(waits: i
     view = View(trace)
     assert view.recorded_events is not None
     assert view.recorded_events.operator_ns == pytest.approx(1 * US, rel=0.01)
-    assert share_of_small(trace) == pytest.approx((300 - 50) / (1000 - 101), abs=2e-3)
+    # What other programs took of the step is in no saving.
+    assert share_of_small(trace) == pytest.approx((300 - 50) / (1000 - 101) * works / (1000 * US), abs=2e-3)
     assert view.step_ns == 1000 * US  # the accounting stays as recorded
 
 
@@ -270,3 +282,73 @@ def test_the_times_come_from_the_folder_of_the_run(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("times", [None, 7, [], [{"first_step": 9, "recorded": False, "ns": [1, 2, 3]}]])
 def test_too_few_steps_of_a_kind_say_nothing(times: Any) -> None:
     assert unrecorded_steps(times) is None
+
+
+def busy(waits: int = 500 * US, **process: Any) -> Trace:
+    """Steps of which other programs take so much."""
+    process = {"usable_processors": 2, "other_cores": 1.5} | process
+    return recorded(None, waits=waits, process=process)
+
+
+def test_what_other_programs_take_is_said_once_and_in_no_saving() -> None:
+    diagnosis = diagnose(busy())
+    record = json_report(TraceReport(diagnosis))["contention"]
+
+    assert diagnosis.contention == Contention(0.5, 500 * US, False, 1.5, 2)
+    assert diagnosis.calm_step_ns == 500 * US
+    assert exceptional_sentences(diagnosis)[0] == record["sentence"]
+    assert "1.5 of 2 processors" in record["sentence"]
+    assert (record["share"], record["calm_step_ns"]) == (0.5, 500 * US)
+    assert share_of_small(busy()) == pytest.approx(0.15)
+    assert sum(finding.saving_share for finding in diagnosis.findings) < 1
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        pytest.param(busy(waits=99 * US), id="too little"),
+        pytest.param(recorded(None), id="not waited"),
+        pytest.param(busy(other_cores=0.1), id="others used less than the thread did not get"),
+        pytest.param(busy(local_world_size=2), id="ranks contend"),
+        pytest.param(busy(usable_processors=0), id="threads contend"),
+        pytest.param(Trace.from_tables({}), id="empty"),
+    ],
+)
+def test_what_the_program_does_itself_is_no_state_of_the_recording(trace: Trace) -> None:
+    program = trace.metadata.program
+    if program is not None and program.process_figure("usable_processors") == 0:
+        trace = replace(
+            trace, metadata=replace(trace.metadata, program=msgspec.structs.replace(program, torch={"threads": 2}))
+        )
+
+    assert View(trace).contention is None
+
+
+def saving_of(view: View, confidence: Confidence, *, replayed: bool, cause: str = "dispatch") -> Finding:
+    """What a rule promises that finds 800 us of each step."""
+
+    def check(view: View, limits: Limits) -> Answers:
+        change = scaled_cause(cause, 0.0) if replayed else None
+        yield Found("it", 800 * US * STEPS, "time counted", confidence, Remedy(""), change=change)
+
+    rule = Rule("zero-grad", "It", {"share": Threshold(0.1, "share", "of the {period}")}, check)
+    return rule.ask(view).findings[0]
+
+
+def test_confidence_falls_with_what_could_not_be_taken_out() -> None:
+    calm, disturbed = View(recorded(None)), View(busy())
+
+    assert saving_of(calm, "high", replayed=True).confidence == "high"
+    counted, attributed = (saving_of(disturbed, "high", replayed=each) for each in (True, False))
+    assert counted.confidence == "medium"
+    assert counted.saving_ns_per_step == pytest.approx(350 * US)  # half of the 700 us in operators
+    assert attributed.confidence == "medium"
+    assert attributed.saving_ns_per_step == 500 * US  # no more than others left of the step
+    assert saving_of(disturbed, "medium", replayed=False).confidence == "low"
+
+
+def test_a_saving_below_the_time_that_was_counted_says_why() -> None:
+    finding = saving_of(View(recorded(None)), "high", replayed=True, cause="untraced")
+
+    assert finding.saving_ns_per_step == 300 * US
+    assert finding.saving_basis != "time counted"

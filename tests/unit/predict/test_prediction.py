@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from stepscope.predict.work_times import COMMON, StepReplays, joint_band, work_t
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
+from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif.experiment import Experiment
 from tests.unit.predicting import predict_step
 from tests.unit.recording import Recording
@@ -204,6 +206,32 @@ def test_a_trace_that_does_not_name_its_device() -> None:
     assert found.step_ns > 2000 * US
     own = predict_step(trace, named_device("L4"), source=named_device("L4"))
     assert (own.low_ns, own.step_ns, own.high_ns) == (1000 * US,) * 3
+
+
+def on_a_busy_machine(share: float) -> Trace:
+    """Steps of 1000 us of which the host's 598 us of work hold so much of the step in which it got no processor."""
+    waited = round(1000 * US * share)
+    facts = {"duration_ns": 1000 * US, "thread_waiting_ns": waited, "thread_processor_ns": 598 * US - waited}
+    steps = tuple(StepFacts(index=number, **facts) for number in range(3))
+    trace = copying()
+    return replace(trace, metadata=replace(trace.metadata, program=ProgramFacts(steps=steps)))
+
+
+def test_what_other_programs_took_of_the_steps_is_left_out_and_said() -> None:
+    a100 = named_device("A100-SXM4-80GB")
+    calm, busy = predict_step(copying(), a100), predict_step(on_a_busy_machine(0.3), a100)
+
+    assert calm.step_ns is not None
+    assert busy.step_ns is not None
+    assert busy.step_ns < calm.step_ns
+    assert "30%" in busy.notes[0]
+
+
+def test_a_recording_of_which_little_is_left_predicts_nothing() -> None:
+    found = predict_step(on_a_busy_machine(0.8), named_device("L4"))
+
+    assert found.step_ns is None
+    assert "80%" in found.notes[-1]
 
 
 def without_device(shapes: str | None) -> Trace:

@@ -3,7 +3,7 @@
 import { useDocument } from "../document";
 import { count, duration, sentence, share, short } from "../format";
 import { Empty, Shown } from "../parts/controls";
-import { FindingDetail, saved } from "../parts/finding";
+import { FindingDetail, ofWhat, saved } from "../parts/finding";
 import { useRelated } from "../related";
 import type { Diagnosis } from "../schema";
 import { findingValues, isRelated, type Related } from "../selection";
@@ -28,11 +28,16 @@ export function Findings() {
 /** Rules about the recording itself: what they find makes all other numbers doubtful. */
 const OF_THE_RECORDING = new Set(["host-contention", "profiler-overhead", "trace-health"]);
 
+/** Share from which savings are all of the step, in words: some of it is left, however little of that was recorded. */
+const NEARLY_ALL = 0.995;
+
 /** What to know before believing the numbers: damage, other programs, and work that belongs to no typical step. */
 export function Doubts({ diagnosis }: { diagnosis: Diagnosis }) {
-  const { trace, steps, accounting } = diagnosis;
-  const sentences = trace.warnings.map((each) => `${count(each.count)} x ${each.kind}: ${each.detail}`);
-  sentences.push(...diagnosis.findings.filter(({ rule }) => OF_THE_RECORDING.has(rule)).map(({ title }) => `${sentence(title)}.`));
+  const { trace, steps, accounting, contention } = diagnosis;
+  const sentences = contention ? [contention.sentence] : [];
+  sentences.push(...trace.warnings.map((each) => `${count(each.count)} x ${each.kind}: ${each.detail}`));
+  const said = diagnosis.findings.filter(({ rule }) => OF_THE_RECORDING.has(rule) && !(contention && rule === "host-contention"));
+  sentences.push(...said.map(({ title }) => `${sentence(title)}.`));
   if (steps.source === "none") sentences.push("No steps were found: times are those of the whole recording.");
   if (steps.source === "inferred") sentences.push("The steps are inferred from what repeats; nothing in the recording marks them.");
   if (steps.set_apart.length) {
@@ -89,14 +94,17 @@ function Together({ diagnosis }: { diagnosis: Diagnosis }) {
   const { together } = diagnosis;
   if (!together) return null;
   const isSum = Math.abs(together.share - together.sum_share) < 0.01;
-  const against = isSum ? "they add up" : together.share < together.sum_share ? `not ${share(together.sum_share)}: they overlap` : `more than their sum of ${share(together.sum_share)}`;
+  const against = isSum ? "they add up" : together.share < together.sum_share ? `${together.sum_share < NEARLY_ALL ? `not ${share(together.sum_share)}` : "less than their sum"}: they overlap` : `more than their sum of ${share(together.sum_share)}`;
   return (
     <span class="together">
       {count(together.count)} of them together save{" "}
       <span class="gain">
-        {duration(saved(together.share, diagnosis))} ({share(together.share)})
+        {duration(saved(together.share, diagnosis))} ({together.share < NEARLY_ALL ? share(together.share) : "nearly all"})
       </span>
-      <span class="muted">, {against}</span>
+      <span class="muted">
+        {" "}
+        {ofWhat(diagnosis)}, {against}
+      </span>
     </span>
   );
 }

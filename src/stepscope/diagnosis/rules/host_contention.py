@@ -10,6 +10,10 @@ The operating system counts, for each recorded step, how long the thread was rea
 (`/proc/thread-self/schedstat`). With a device, the cost is that share of the device's idle time during the host's own
 work. Loading data and waiting for the device do not count, because a sleeping thread is not ready.
 
+Unless the program contends with itself, replays for other findings leave that time out: their savings and this one
+do not overlap. If the program has more threads, loader workers or ranks than processors, or other programs used less
+than what the thread did not get, the time counts for other findings as well.
+
 # Known false positives
 Other load during the recording comes from the machine, not from the program: record again on a quiet machine before
 you change the program. If the program itself runs more threads than there are processors, thread-oversubscription
@@ -41,6 +45,7 @@ def check(view: View, limits: Limits) -> Answers:
     own_doing = isinstance(threads, int) and usable is not None and threads > usable
     if not waited or own_doing:
         return
+    is_left_out = view.contention is not None
     share = counts.share(waited)
     cost = int(share * (view.length_ns if view.device is None else host_work_ns(view)))
     throttled = counts.total(lambda step: step.throttled_ns) or 0
@@ -60,8 +65,9 @@ def check(view: View, limits: Limits) -> Answers:
             *_figures(view, counts),
             Figure(f"throttled {view.per}", throttled // len(counts.steps), "ns"),
         ],
-        remedy=_QUOTA if by_quota else _OTHERS,
-        change=scaled_host_work(max(1 - cost / max(host_work_ns(view), 1), 0.0)),
+        remedy=_quota(view) if by_quota else _others(view),
+        change=None if is_left_out else scaled_host_work(max(1 - cost / max(host_work_ns(view), 1), 0.0)),
+        is_contention=is_left_out,
     )
 
 
@@ -82,18 +88,27 @@ def _figures(view: View, counts: HostCounts) -> Iterator[Figure]:
         yield Figure("clock as a share of the processor's highest", sum(clocks) / len(clocks) / highest, "share")
 
 
-_OTHERS: Final = Remedy(
-    "Find what else runs on these processors, and keep it away: stop it, lower its priority, or give this job "
-    "processors of its own.",
-    "top -H                                   # who runs\n"
-    "renice +19 PROCESS                       # or let the others give way\n"
-    "taskset -c 0-7 python train.py           # or keep to processors that are free",
-)
-_QUOTA: Final = Remedy(
-    "The container's quota is used up before its period ends: raise it, or run fewer threads and loader workers.",
-    "docker run --cpus 8 ...                  # Kubernetes: resources.limits.cpu\n"
-    "torch.set_num_threads(4)                 # no more threads than the quota's processors",
-)
+def _others(view: View) -> Remedy:
+    usable = view.program.process_figure("usable_processors")
+    those = "LIST" if usable is None else f"0-{usable - 1}" if usable > 1 else "0"
+    return Remedy(
+        "Find what else runs on these processors, and keep it away: stop it, lower its priority, or give this job "
+        "processors of its own.",
+        "top -H                                   # who runs\n"
+        "renice +19 PROCESS                       # or let the others give way\n"
+        f"{f'taskset -c {those} python train.py':<40} # or keep to those that are free",
+    )
+
+
+def _quota(view: View) -> Remedy:
+    granted = view.program.process.get("processor_quota")
+    quota = float(granted) if isinstance(granted, (int, float)) else None
+    more, threads = (8, 4) if quota is None else (max(round(2 * quota), 2), max(int(quota), 1))
+    return Remedy(
+        "The container's quota is used up before its period ends: raise it, or run fewer threads and loader workers.",
+        f"{f'docker run --cpus {more} ...':<40} # Kubernetes: resources.limits.cpu\n"
+        f"{f'torch.set_num_threads({threads})':<40} # no more threads than the quota's processors",
+    )
 
 
 RULE: Final = Rule(

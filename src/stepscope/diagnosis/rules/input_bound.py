@@ -218,8 +218,12 @@ def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
             KEPT_ITERATOR,
         )
     now = loading.workers
+    pinned = view.device is not None
+    if loading.load is None and not loading.has_no_free_core:
+        many = _more_workers(pinned=pinned) if now is None or now > 0 else _workers(loading, 4, pinned=pinned)
+        return loading.wait_ns, waits, many
     if loading.load is None:
-        return loading.wait_ns, waits, _MORE_WORKERS if now is None or now > 0 else _workers(loading, 4)
+        return loading.wait_ns, f"{waits}, if batches cost nothing", _cheaper(loading)
     workers = loading.load.workers_needed()
     gain = loading.saved_ns(view, workers)
     if (now is not None and now >= workers) or gain < _WORTHWHILE * loading.wait_ns:
@@ -232,13 +236,13 @@ def _advice(view: View, loading: Loading) -> tuple[int, str, Remedy]:
         leave = "one worker" if workers == 1 else f"{workers} workers"
         on = f" on {processors_in_words(loading.processors)}" if loading.processors else ""
         waits += f", less what {leave} would leave of it{on}"
-    return gain, waits, _workers(loading, workers)
+    return gain, waits, _workers(loading, workers, pinned=pinned)
 
 
-def _workers(loading: Loading, workers: int) -> Remedy:
+def _workers(loading: Loading, workers: int, *, pinned: bool) -> Remedy:
     code = (
         f"loader = DataLoader(dataset, ..., num_workers={workers}, prefetch_factor=2,\n"
-        "                    persistent_workers=True, pin_memory=True)\n"
+        f"                    persistent_workers=True{_PINNED if pinned else ''})\n"
         f"{_BY_TRIAL}"
     )
     apply = (f"workers={workers}", "persistent-workers")
@@ -253,14 +257,19 @@ def _workers(loading: Loading, workers: int) -> Remedy:
     return Remedy(f"{text}.", code, apply)
 
 
-_MORE_WORKERS: Final = Remedy(
-    "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
-    "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
-    "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
-    "                    persistent_workers=True, pin_memory=True)\n"
-    f"{_BY_TRIAL}",
-    apply=("prefetch=4", "persistent-workers"),
-)
+_PINNED: Final = ", pin_memory=True"
+"""What a loader needs where a device copies its batches."""
+
+
+def _more_workers(*, pinned: bool) -> Remedy:
+    return Remedy(
+        "Worker processes load already, and are too slow or too few: raise num_workers towards the number of "
+        "CPU cores and prefetch_factor, and profile the dataset's __getitem__ and collate_fn by themselves.",
+        "loader = DataLoader(dataset, ..., num_workers=os.cpu_count(), prefetch_factor=4,\n"
+        f"                    persistent_workers=True{_PINNED if pinned else ''})\n"
+        f"{_BY_TRIAL}",
+        apply=("prefetch=4", "persistent-workers"),
+    )
 
 
 def _ahead(loading: Loading) -> Remedy:
@@ -298,7 +307,12 @@ def _make(loading: Loading) -> str:
 
 def _cheaper(loading: Loading) -> Remedy:
     why = "More workers would not remove the wait"
-    if loading.processors:
+    if loading.has_no_free_core:
+        why = (
+            f"No core is free for a worker, as other programs kept {loading.other_cores:.1f} of "
+            f"{processors_in_words(loading.processors or 0)} busy"
+        )
+    elif loading.processors:
         why = f"More workers than {processors_in_words(loading.processors)} can run would not remove the wait"
     return Remedy(
         f"{why}: make batches cheaper. Cache what is the same in every epoch, or prepare it once before training.",

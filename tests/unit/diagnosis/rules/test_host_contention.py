@@ -47,8 +47,21 @@ def test_with_a_device_its_idle_time_for_the_host_counts() -> None:
 
     # Four times until the next launch, three of them from the end of the work before.
     assert finding.title.startswith("27% of the step is lost")
-    # The device waits for the thread in every step, whose whole time would be shorter.
-    assert finding.saving_ns_per_step == 300 * US
+    assert finding.saving_ns_per_step == 267 * US  # what the title says
+
+
+def test_steps_that_the_program_itself_holds_up_are_replayed() -> None:
+    crowded = counted(thread_waiting_ns=300 * US, device=True, unit_ns=US, process={"local_world_size": 2})
+
+    assert the_finding(rule, crowded).saving_ns_per_step == 300 * US  # the device waits for the whole step
+
+
+def test_numbers_of_the_machine_stand_in_the_commands() -> None:
+    two = counted(thread_waiting_ns=300, process={"usable_processors": 2})
+    quota = counted(thread_waiting_ns=300, throttled_ns=200, process={"processor_quota": 1.5})
+
+    assert "taskset -c 0-1 " in the_finding(rule, two).remedy.code
+    assert "docker run --cpus 3 " in the_finding(rule, quota).remedy.code
 
 
 def test_a_quota_is_raised() -> None:

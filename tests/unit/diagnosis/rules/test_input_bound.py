@@ -236,6 +236,22 @@ def test_where_the_processors_are_busy_only_cheaper_batches_help() -> None:
     assert "More workers than one processor can run would not" in finding.remedy.text
 
 
+@pytest.mark.parametrize(("other_cores", "is_full"), [(1.8, True), (0.2, False)])
+def test_workers_need_a_core_that_other_programs_leave_free(other_cores: float, is_full: bool) -> None:
+    program = facts(processors=2, item_ms=60, busy_ms=120)
+    program = msgspec.structs.replace(program, process={**program.process, "other_cores": other_cores})
+    finding = the_finding(rule, loading(60, program).trace())
+
+    assert ("No core is free" in finding.remedy.text) is is_full
+    assert ("num_workers" not in finding.remedy.code) is is_full
+    assert ("processors that other programs kept busy" in [name for name, *_ in figures_of(finding)]) is is_full
+
+
+def test_memory_is_pinned_where_there_is_a_device() -> None:
+    assert "pin_memory" not in the_finding(rule, on_the_host()).remedy.code
+    assert "pin_memory=True" in the_finding(rule, recorded(input_bound_training())).remedy.code
+
+
 def test_workers_that_are_fast_enough_should_run_ahead() -> None:
     program = facts(workers=2, item_ms=80, busy_ms=60)
     finding = the_finding(rule, loading([2, 52, 2, 2], program, workers=True).trace())
