@@ -134,8 +134,9 @@ def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
     if memory.contradiction is not None:
         allocated, reserved = map(size, memory.contradiction)
         yield (
-            "refused",
-            f"the recorded totals: {allocated} allocated, but only {reserved} reserved, cannot both be true",
+            "totals",
+            f"not used: the recording says that {allocated} were in use when {reserved} were reserved, but only "
+            "reserved memory can be in use; the levels here are added up from single allocations",
         )
     if not memory.is_total:
         yield "counted", "what was allocated since the recording began; what was there before is unknown"

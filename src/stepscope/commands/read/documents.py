@@ -47,6 +47,9 @@ class OpenTrace:
         arguments: with the options of reading and of the user's code.
         whole: the trace that the timeline shows, where the other documents are about a part of it.
         view: of the trace, if there is one already.
+
+    Attributes:
+        kept: what makers of single documents found, which serves again.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class OpenTrace:
         self.arguments = arguments
         self.trace = trace
         self._whole, self._view = whole, view
+        self.kept: dict[str, Any] = {}
 
     @cached_property
     def view(self) -> View:
