@@ -74,6 +74,7 @@ from stepscope.report.words import (
     whole,
 )
 from stepscope.trace import Trace, Window
+from stepscope.trace.naming import package_path
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
@@ -389,7 +390,8 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceR
 
 def _place(location: Location) -> Place:
     place = f"{location.file}:{location.line} {location.function}".rstrip()
-    return Place(place, location.share, location.exact_line, location.call_path, "".join(location.inside[-1:]))
+    inside = ", module ".join(filter(None, (package_path("".join(location.inside[-1:])), location.module)))
+    return Place(place, location.share, location.exact_line, location.call_path, inside)
 
 
 def _figure(figure: Figure) -> tuple[str, str, str]:
