@@ -165,6 +165,29 @@ def test_what_lies_in_the_future_is_what_the_commands_print(page: Page) -> None:
     page.assert_silent()
 
 
+def test_sliders_choose_what_the_commands_take(page: Page) -> None:
+    recorded = printed("predict", str(PER_TOKEN), "--json", "-")["recorded_batch"]
+    page.show("Predict")
+    page.wait("document.querySelector('.slider input[type=range]') !== null")
+
+    # When the batch size is dragged to the largest, and the price of the recorded device is chosen
+    drag = """(name, value) => {
+        const box = [...document.querySelectorAll('.slider')].find(each => each.innerText.includes(name)).children[1];
+        box.value = value ?? box.max;
+        box.dispatchEvent(new Event('input', {bubbles: true}));
+    }"""
+    page.script(f"({drag})('Batch')")
+    page.script(f"({drag})('US$', 9)")
+
+    # Then both stand in the address and beside the sliders, and the answer follows
+    assert page.parameters["batch"] == str(16 * recorded)
+    assert page.script("document.querySelector('.slider input[type=text]').value") == str(16 * recorded)
+    page.wait("[...document.querySelectorAll('th')].some(each => each.innerText.includes('Pays off below'))")
+    predicted = printed("predict", str(PER_TOKEN), "--batch", str(16 * recorded), "--json", "-")["predictions"][0]
+    page.wait(f"document.querySelector('.answer').innerText.includes({duration(predicted['step_ns'])!r})")
+    page.assert_silent()
+
+
 def test_a_mistake_in_an_option_is_said_and_can_be_corrected(page: Page) -> None:
     page.script("location.hash = 'view=plan&iterations=many'")
     page.wait("document.querySelector('.failed')?.innerText.includes('not a number of iterations')")

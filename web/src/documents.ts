@@ -183,6 +183,7 @@ export interface RooflineRow {
 /** What the command prints as prose, by section. */
 export interface Said {
   title: string;
+  about_table: boolean; // it stands beside a table
   texts: string[];
 }
 

@@ -216,7 +216,7 @@ export interface Diagnosis {
   kernels: TableRow[];
   findings: Finding[];
   findings_hidden: number;
-  contention?: { share: number; ns_per_step: number; calm_step_ns: number; sentence: string; [more: string]: unknown }; // on a busy machine
+  contention?: { share: number; ns_per_step: number; calm_step_ns: number; sentence: string; by_quota: boolean; [more: string]: unknown }; // on a busy machine
   together: { count: number; saving_ns_per_step: number; share: number; sum_share: number } | null;
   afterwards: { rule: string; title: string; saving_ns_per_step: number; saving_share: number }[];
   lines: { file: string; line: number; function: string; share: number; backward_share: number; runs: number | null; faster_share: number }[];

@@ -46,6 +46,19 @@ export function dollars(usd: number): string {
   return Math.abs(usd) >= 0.095 || !usd ? `$${grouped(2)}` : `$${Number(usd.toPrecision(2))}`;
 }
 
+/** "12.3 h (10.1 to 15.0 h)"; without the range where it reads the same. */
+export function band(value: number, low: number, high: number, words: (value: number) => string): string {
+  const [at, least, most] = [words(value), words(low), words(high)];
+  if (least === most) return at;
+  return `${at} (${span(least, most)})`;
+}
+
+/** "10.1 to 15.0 h", with the unit once where it is the same. */
+export function span(least: string, most: string): string {
+  const [number, unit] = least.split(" ");
+  return least === most ? "" : `${unit && most.endsWith(` ${unit}`) ? number : least} to ${most}`;
+}
+
 /** A cost, from a hundred dollars on without cents. */
 export const money = (usd: number) => (usd >= 99.995 ? `$${Math.round(usd).toLocaleString("en-US")}` : dollars(usd));
 

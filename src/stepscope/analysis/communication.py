@@ -221,15 +221,24 @@ MATCHED_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "waiting_ns": pl.Int64,  # wait of the rank that arrived first
     "waits_ns": pl.List(pl.Int64),  # wait of each rank
     "transfer_ns": pl.Int64,  # from the last arrival to the end
+    "arrivals_ns": pl.List(pl.Int64),  # of each rank, on the first rank's clock
+    "rows": pl.List(pl.Int64),  # of each rank, in its table
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RankCollectives:
-    """Collectives of one rank: columns step, kind, group, bytes, start_ns, duration_ns, in order of time."""
+    """Collectives of one rank.
+
+    Attributes:
+        table: columns step, kind, group, bytes, start_ns, duration_ns, in order of time.
+        before: what the rank did before each of them, since it left the one before or its steps began: columns
+            begin_ns, works (pieces of device work), and nanoseconds by cause; None where unknown.
+    """
 
     table: pl.DataFrame
     clock_ns: int = 0  # offset to the wall clock; 0 where unknown
+    before: pl.DataFrame | None = None
 
 
 def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
@@ -244,11 +253,13 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     if len(ranks) < 2:
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     keys = ["step", "kind", "group", "order"]
-    tables = [_numbered(rank).select(*keys, "bytes", start=pl.col("start_ns") + rank.clock_ns, length="duration_ns")
-              for rank in ranks]  # fmt: skip
-    joined = tables[0].select(*keys, "bytes", start0="start", length0="length")
+    tables = [
+        _numbered(rank).select(*keys, "bytes", "row", start=pl.col("start_ns") + rank.clock_ns, length="duration_ns")
+        for rank in ranks
+    ]
+    joined = tables[0].select(*keys, "bytes", start0="start", length0="length", row0="row")
     for place, table in enumerate(tables[1:], start=1):
-        mine = table.select(*keys, **{f"start{place}": "start", f"length{place}": "length"})
+        mine = table.select(*keys, **{f"{name}{place}": name for name in ("start", "length", "row")})
         joined = joined.join(mine, on=keys, how="inner", maintain_order="left")
     if joined.is_empty():
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
@@ -266,10 +277,13 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         "waiting_ns": np.minimum(order[-1] - order[0], np.max(ends - arrivals, axis=0)),
         "waits_ns": (order[-1] - arrivals).T.tolist(),
         "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
+        "arrivals_ns": arrivals.T.tolist(),
+        "rows": np.stack([joined[f"row{place}"].to_numpy() for place in range(len(ranks))]).T.tolist(),
     }
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
 
 
 def _numbered(rank: RankCollectives) -> pl.DataFrame:
     order = pl.int_range(pl.len()).over("step", "kind", "group")
-    return rank.table.sort("start_ns").with_columns(pl.col("group").fill_null(""), order=order)
+    rows = rank.table.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+    return rows.sort("start_ns").with_columns(pl.col("group").fill_null(""), order=order)

@@ -4,6 +4,7 @@ ranks.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -25,7 +26,9 @@ from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
+from stepscope.trace.window import Times
 
+_BUSY: Final = "busy"
 _TELLING: Final = 0.25
 """Share of the waiting that a cause must explain to be reported."""
 
@@ -36,6 +39,7 @@ class RankRecord:
 
     Attributes:
         name: such as "rank 3".
+        path: of the trace.
         causes: time per step by cause: the device's idle time, or the host's time without a device.
         places: the user's lines for each cause.
         exposed_ns: time per step in which the rank only communicates.
@@ -43,6 +47,7 @@ class RankRecord:
     """
 
     name: str
+    path: str
     ranks: int
     step_ns: int
     steps: int
@@ -73,15 +78,96 @@ def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
     rank = trace.metadata.rank
     return RankRecord(
         name=f"rank {rank}" if rank is not None else trace.metadata.path,
+        path=trace.metadata.path,
         ranks=trace.metadata.world_size or 2,
         step_ns=view.step_ns,
         steps=view.step_count,
-        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0),
+        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0, _before(view, found)),
         causes=causes,
         places=places,
         exposed_ns=exposed + waiting,
         on_device=bool(found["on_device"].any()),
     )
+
+
+def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
+    """What the rank did before each collective; see `RankCollectives.before`."""
+    starts = found["start_ns"].to_numpy()
+    left = np.maximum.accumulate(starts + found["duration_ns"].to_numpy())
+    begins = np.minimum(np.append(np.full(min(len(starts), 1), view.window.start_ns), left[:-1]), starts)
+    columns = {"begin_ns": begins}
+    for (cause,), pieces in view.pieces.select("cause", "start_ns", "duration_ns").group_by("cause"):
+        columns[str(cause)] = _passed(pieces, starts) - _passed(pieces, begins)
+    if view.device is not None:
+        work = np.sort(view.work.filter(pl.col("kind") != "communication")["start_ns"].to_numpy())
+        columns["works"] = np.searchsorted(work, starts) - np.searchsorted(work, begins)
+        idle = sum((ns for name, ns in columns.items() if name not in ("begin_ns", "works")), np.zeros(len(starts)))
+        columns[_BUSY] = np.maximum(starts - begins - idle, 0)
+    return pl.DataFrame({name: values.astype(np.int64) for name, values in columns.items()})
+
+
+def _passed(pieces: pl.DataFrame, moments: Times) -> Times:
+    """How much of these pieces of time, which do not overlap, has passed at each moment."""
+    rows = pieces.sort("start_ns")
+    starts, lengths = rows["start_ns"].to_numpy(), rows["duration_ns"].to_numpy()
+    bounds = np.column_stack([starts, starts + lengths]).ravel()
+    passed = np.column_stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)]).ravel()
+    passed_by: Times = np.interp(moments, bounds, passed).astype(np.int64) if len(bounds) else np.zeros_like(moments)
+    return passed_by
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why one rank comes later than the others.
+
+    Attributes:
+        place: the rank's place among the records.
+        cause: of idle or host time; "busy" for its device's own work, "begin" where it began the recorded steps later,
+            "before" where it left an exchange later that not all ranks took part in.
+        ns: how much more of it this rank had than the mean of the others, before collectives that it reached last.
+        works: how many more pieces of device work it had there.
+    """
+
+    place: int
+    cause: str
+    ns: int
+    works: int
+
+
+def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason]:
+    """What the last rank of each collective did longer than the others since the one before, the largest first."""
+    befores = [record.collectives.before for record in records]
+    if matched.is_empty() or any(before is None for before in befores):
+        return []
+    known = [before for before in befores if before is not None]
+    rows, arrivals = (np.array(matched[name].to_list(), np.int64) for name in ("rows", "arrivals_ns"))
+    last, every = matched["last"].to_numpy(), np.arange(matched.height)
+    names = sorted({name for before in known for name in before.columns})
+
+    def extra(values: Times) -> Times:
+        """The last rank's value beyond the mean of the others'."""
+        own = values[every, last]
+        more: Times = own - (values.sum(axis=1) - own) // max(len(records) - 1, 1)
+        return more
+
+    def of_ranks(name: str) -> Times:
+        found = [before[name].to_numpy()[rows[:, place]] if name in before.columns else np.zeros(len(rows), np.int64)
+                 for place, before in enumerate(known)]  # fmt: skip
+        return np.stack(found, axis=1)
+
+    starts = np.stack([record.collectives.table["start_ns"].to_numpy()[rows[:, place]]
+                       for place, record in enumerate(records)], axis=1)  # fmt: skip
+    later = extra(of_ranks("begin_ns") - starts + arrivals - arrivals.min())
+    first = (rows == 0).all(axis=1)
+    more = {name: extra(of_ranks(name)) for name in names if name not in ("begin_ns", "works")}
+    more |= {"begin": np.where(first, later, 0), "before": np.where(first, 0, later)}
+    works = extra(of_ranks("works"))
+    found = [
+        Reason(place, cause, int(ns[last == place].sum()), int(works[last == place].sum()))
+        for place in np.unique(last).tolist()
+        for cause, ns in more.items()
+    ]
+    return sorted((each for each in found if each.ns > 0), key=lambda each: (-each.ns, each.place, each.cause))
 
 
 def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
@@ -97,7 +183,8 @@ def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
     if matched.is_empty():
         return ()
     steps = max(matched["step"].n_unique(), 1)
-    apart = [finding for finding in (_late(records, matched, steps), _apart(records, matched, steps)) if finding]
+    why = reasons(records, matched)
+    apart = [each for each in (_late(records, matched, why, steps), _apart(records, matched, why, steps)) if each]
     most = max(apart, key=lambda finding: finding.saving_ns_per_step, default=None)  # both describe the same waits
     findings = [finding for finding in (most, _slow(records, matched, steps)) if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
@@ -151,7 +238,7 @@ def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     ]
 
 
-def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
+def _late(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Reason], steps: int) -> Finding | None:
     by_rank = matched.group_by("last").agg(late=pl.col("late_ns").sum()).sort("late", "last", descending=[True, False])
     last, late = by_rank.row(0)
     total = int(matched["late_ns"].sum())
@@ -162,14 +249,11 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
     limit, times = (late_rank.RULE.thresholds[name].value for name in ("share", "times"))
     if _some_missing(records) or saved <= 0 or saved / step_ns < limit or late < times * total:
         return None
-    slow = records[last]
-    cause, more = _own_cause(slow, others)
-    cause = cause if more >= _TELLING * saved else ""
-    why = f", where {CAUSES.get(cause, 'the host computed')} {more / 1e6:,.1f} ms longer" if cause else ""
-    share = saved / step_ns
+    slow, share = records[last], saved / step_ns
+    told = _told(records, [reason for reason in why if reason.place == last], steps, saved)
     return Finding(
         late_rank.RULE.id,
-        f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{why}",
+        f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{told.after_the_rank}",
         severity(share),
         saved,
         share,
@@ -182,17 +266,16 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
                 Figure("time that ranks wait for the last one per step", saved, "ns"),
                 Figure("collectives that were compared per step", matched.height / steps, "count"),
                 Figure("longest wait", int(matched["waiting_ns"].to_numpy().max()), "ns"),
+                *told.figures,
             )
         ),
-        Remedy(
-            f"Find out what holds {slow.name} up: its data, its host or its device.",
-            f"stepscope diagnose TRACE_OF_{slow.name.upper().replace(' ', '_')}",
-        ),
-        slow.places.get(cause, ()) if cause else (),
+        told.remedy
+        or Remedy(f"Find out what holds {slow.name} up: its data, its host or its device.", _diagnose(slow)),
+        told.where,
     )
 
 
-def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
+def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Reason], steps: int) -> Finding | None:
     """What ranks wait for each other where no single rank is the late one."""
     waits = _waits_ns(matched)
     step_ns = max(record.step_ns for record in records)
@@ -202,11 +285,13 @@ def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> 
     if _some_missing(records) or saved <= 0 or saved / step_ns < limit:
         return None
     last, first = int(np.argmin(waits)), int(np.argmax(waits))
-    share = saved / step_ns
+    share, (kind, of_kind) = saved / step_ns, _most_waited_in(matched)
+    told = _told(records, why, steps, saved)
     return Finding(
         late_rank.RULE.id,
-        f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean: {records[last].name} comes last, and "
-        f"{records[first].name} waits {waits[first] / 1e6:,.1f} ms",
+        f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean, {of_kind:.0%} of it in {kind}: "
+        f"{records[last].name} comes last, and {records[first].name} waits {waits[first] / 1e6:,.1f} ms"
+        f"{told.after_all}",
         severity(share),
         saved,
         share,
@@ -217,27 +302,122 @@ def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> 
             (
                 Figure("share of the step that ranks wait for later ones", share, "share", limit),
                 Figure("mean wait per step", saved, "ns"),
+                Figure(f"share of the waiting in {kind}", of_kind, "share"),
                 Figure("longest wait of a rank per step", waits[first], "ns"),
                 Figure("wait of the last rank per step", waits[last], "ns"),
                 Figure("collectives that were compared per step", matched.height / steps, "count"),
+                *told.figures,
             )
         ),
-        Remedy(
+        told.remedy
+        or Remedy(
             f"Spread the work evenly over the ranks, and look into what holds {records[last].name} up.",
-            f"stepscope diagnose TRACE_OF_{records[last].name.upper().replace(' ', '_')}",
+            _diagnose(records[last]),
         ),
+        told.where,
     )
 
 
-def _own_cause(slow: RankRecord, others: Sequence[RankRecord]) -> tuple[str, int]:
-    """The cause with the largest extra time over the others' mean, and that time; "" and 0 if there is none."""
-    more = {
-        cause: ns - sum(other.causes.get(cause, 0) for other in others) // len(others)
-        for cause, ns in slow.causes.items()
-        if cause not in ("communication", "dependency")
-    }
-    cause = max(more, key=lambda name: more[name], default="")
-    return (cause, more[cause]) if cause and more[cause] > 0 else ("", 0)
+EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "kind": pl.String,
+    "bytes": pl.Int64,  # message of one rank; null where unknown
+    "per_step": pl.Float64,  # exchanges in a step
+    "wait_ns": pl.Int64,  # mean wait of a rank for the last one, per step
+    "transfer_ns": pl.Int64,  # from the last rank's arrival to the end, per step
+    "bus_gb_per_s": pl.Float64,  # what each link carried in the transfers, as nccl-tests counts; null where unknown
+    "last": pl.String,  # the rank that most often comes last
+    "last_share": pl.Float64,  # how often
+}
+
+
+def exchange_table(records: Sequence[RankRecord]) -> pl.DataFrame:
+    """Collectives that all ranks took part in, by kind and size, the longest first: waiting apart from transfer.
+
+    Returns:
+        Columns as in EXCHANGE_SCHEMA.
+    """
+    matched = matched_collectives([record.collectives for record in records])
+    steps, count = max(matched["step"].n_unique(), 1), len(records)
+    ranks = max((record.ranks for record in records), default=1)
+    rows = []
+    for (kind, size), mine in matched.group_by("kind", "bytes", maintain_order=True):
+        taken = int(mine["transfer_ns"].sum())
+        carries = size is not None and taken and kind != "send_receive"
+        rate = bus_bytes(str(kind), int(str(size)), ranks) * mine.height / taken if carries else None
+        last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
+        waited = int(mine["waits_ns"].list.sum().sum()) // count
+        rows.append((kind, size, mine.height / steps, waited // steps, taken // steps, rate, records[last].name,
+                     times / mine.height))  # fmt: skip
+    table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
+    return table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
+
+
+def _most_waited_in(matched: pl.DataFrame) -> tuple[str, float]:
+    """The kind of collective in which ranks wait most, in words, and its share of all waiting."""
+    sums = matched.group_by("kind").agg(ns=pl.col("waits_ns").list.sum().sum()).sort("ns", "kind", descending=True)
+    kind, most = sums.row(0)
+    return kind.replace("_", "-"), most / max(int(sums["ns"].sum()), 1)
+
+
+def _diagnose(record: RankRecord) -> str:
+    return f"stepscope diagnose {shlex.quote(record.path)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What is said about why a rank comes late; nothing if no reason explains enough."""
+
+    after_the_rank: str = ""
+    after_all: str = ""
+    figures: tuple[Figure, ...] = ()
+    remedy: Remedy | None = None
+    where: tuple[Location, ...] = ()
+
+
+def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int) -> _Told:
+    """The largest of the reasons, if it is a good part of what would be saved."""
+    if not why or why[0].ns // steps < _TELLING * saved:
+        return _Told()
+    reason = why[0]
+    record, ns = records[reason.place], reason.ns // steps
+    longer, name = f"{ns / 1e6:,.1f} ms", record.name
+    if reason.cause in _LATER:
+        words, remedy = _LATER[reason.cause]
+        figure = Figure(f"how much later {name} {words}, per step", ns, "ns")
+        text = f"{words} {longer} later than the others in the mean"
+        return _Told(
+            f", which {text}", f"; {name} {text}", (figure,), Remedy(f"{remedy} {name} up.", _diagnose(record))
+        )
+    if reason.cause == _BUSY:
+        works = reason.works / steps
+        much = f"on {works:,.0f} more pieces of work" if works >= 1 else "on no more pieces of work"
+        figures = (
+            Figure(f"how much longer the device of {name} works, per step", ns, "ns"),
+            Figure(f"pieces of work that {name} has more, per step", max(works, 0), "count"),
+        )
+        remedy = (
+            f"Give {name} no more work than the others: its batch, its sequences, its shards of tables or experts. If "
+            "it has the same, compare the devices' clocks and temperatures."
+        )
+        text = f"device works {longer} longer, {much}"
+        return _Told(f", whose {text}", f"; {name}'s {text}", figures, Remedy(remedy, _diagnose(record)))
+    figure = Figure(f"how much longer {name} took for this, per step", ns, "ns")
+    text = f"{CAUSES.get(reason.cause, 'the host computed')} {longer} longer"
+    where = record.places.get(reason.cause, ())
+    return _Told(f", where {text}", f"; on {name} {text}", (figure,), None, where)
+
+
+_LATER: Final = {
+    "begin": (
+        "began the recorded steps",
+        "These waits came into the recording with the ranks. Record several steps, so that the traces show what holds",
+    ),
+    "before": (
+        "left the exchange before",
+        "Look into the exchanges that only some of the ranks take part in, which hold",
+    ),
+}
+"""What a rank did later than the others, and what to do about it, which goes on with the rank's name."""
 
 
 def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:

@@ -136,19 +136,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownInterval:
-    """An interval of the trace that shows a finding; `drawn` if it overlaps the picture of the step."""
-
-    start_ns: int
-    duration_ns: int
-    what: str
-    drawn: bool
-
-
-@dataclass(frozen=True, slots=True)
 class FindingBlock:
-    """A finding; figures are (name, value, threshold crossed), the threshold "" if there is none."""
-
     number: int
     rule: str
     title: str
@@ -161,10 +149,6 @@ class FindingBlock:
     code: str
     diff: str
     trial: str
-    figures: tuple[tuple[str, str, str], ...]
-    intervals: tuple[ShownInterval, ...]
-    picture: str
-    """Key of the rank whose picture shows the intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,16 +239,20 @@ def is_printed(block: Block, *where: Where) -> bool:
 
 
 def sentences(document: Document) -> list[dict[str, Any]]:
-    """The prose that a terminal prints, by the section it stands in: title, and texts; labels stand before values."""
+    """The prose that a terminal prints, by the section it stands in: title, and texts; labels stand before values.
+
+    Those of a section with a table have it as `about_table`.
+    """
     found: list[dict[str, Any]] = []
 
-    def add(blocks: Sequence[Block], title: str) -> None:
+    def add(blocks: Sequence[Block], title: str, about_table: bool) -> None:
         for block in blocks:
             if not is_printed(block, "text", "off page"):
                 continue
             match block:
                 case Section() | Group():
-                    add(block.blocks, block.title or title)
+                    has_table = any(isinstance(each, Table) for each in block.blocks)
+                    add(block.blocks, block.title or title, has_table)
                     continue
                 case Text():
                     texts = [block.text]
@@ -274,11 +262,11 @@ def sentences(document: Document) -> list[dict[str, Any]]:
                     texts = [f"{label}: {value}" for label, value in block.rows]
                 case _:
                     continue
-            if not found or found[-1]["title"] != title:
-                found.append({"title": title, "texts": []})
+            if not found or (found[-1]["title"], found[-1]["about_table"]) != (title, about_table):
+                found.append({"title": title, "about_table": about_table, "texts": []})
             found[-1]["texts"] += [text for text in texts if text]
 
-    add(document.blocks, "")
+    add(document.blocks, "", False)
     return found
 
 

@@ -7,7 +7,14 @@ from dataclasses import replace
 from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.diagnosis import Together
-from stepscope.diagnosis.ranks import diagnose_ranks, rank_record, without_answered, without_waits
+from stepscope.diagnosis.ranks import (
+    diagnose_ranks,
+    exchange_table,
+    rank_record,
+    reasons,
+    without_answered,
+    without_waits,
+)
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 
@@ -75,9 +82,59 @@ def test_where_several_ranks_come_late_all_waits_count() -> None:
 
     # The last comes 20 ns after the one before; the ranks wait 400, 20 and 0 ns.
     assert (finding.rule, finding.saving_ns_per_step, finding.saving_share) == ("late-rank", 140, 0.14)
-    assert [figure.value for figure in finding.evidence.figures] == [0.14, 140, 400, 0, 1]
+    assert [figure.value for figure in finding.evidence.figures][:6] == [0.14, 140, 1.0, 400, 0, 1]
     assert ("rank 2 comes last" in finding.title, "rank 0 waits" in finding.title) == (True, True)
     assert diagnose_ranks([rank(number, 500, world=3) for number in range(3)]) == ()
+
+
+def exchanging(number: int, begin_ns: int, work_ns: list[int], *, end_ns: int, idle_ns: int = 0) -> Trace:
+    """One step: the rank begins it, waits for its data, works, and comes to a reduction that all leave at one time."""
+    recording = Recording(metadata=Metadata(path=f"rank{number}.json", rank=number, world_size=2, origin_unix_ns=1))
+    recording.step(begin_ns, end_ns + 50 - begin_ns, 7)
+    now = begin_ns
+    if idle_ns:
+        recording.annotation(now, idle_ns, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
+        now += idle_ns
+    for place, length in enumerate(work_ns):
+        recording.launched(now, now + 10, length, "gemm", 10 + place)
+        now += length + 10
+    recording.launched(
+        now, now + 5, end_ns - now - 5, ALL_REDUCE, 99, queue="24", kind="communication", message_elements=2**20,
+        message_type="Float", collective="allreduce", group="0", group_size=2,
+    )  # fmt: skip
+    return recording.trace()
+
+
+def largest_reason(*traces: Trace) -> tuple[int, str, int]:
+    records = [rank_record(trace) for trace in traces]
+    first = reasons(records, matched_collectives([record.collectives for record in records]))[0]
+    return first.place, first.cause, first.works
+
+
+def test_why_a_rank_comes_late_is_told_by_what_it_did_longer_since_the_exchange_before() -> None:
+    usual = exchanging(0, 1000, [200_000], end_ns=900_000)
+    assert largest_reason(usual, exchanging(1, 401_000, [200_000], end_ns=900_000)) == (1, "begin", 0)
+    assert largest_reason(usual, exchanging(1, 1000, [600_000], end_ns=900_000)) == (1, "busy", 0)
+    assert largest_reason(usual, exchanging(1, 1000, [200_000] * 3, end_ns=900_000)) == (1, "busy", 2)
+    assert largest_reason(usual, exchanging(1, 1000, [200_000], end_ns=900_000, idle_ns=400_000)) == (1, "input", 0)
+
+
+def test_a_late_begin_is_not_blamed_on_what_the_rank_does() -> None:
+    [finding] = diagnose_ranks([exchanging(0, 1000, [200_000], end_ns=900_000),
+                                exchanging(1, 401_000, [200_000], end_ns=900_000)])  # fmt: skip
+    assert "which began the recorded steps 0.4 ms later" in finding.title
+    assert "Record several steps" in finding.remedy.text
+
+
+def test_waiting_and_transfer_of_each_kind_and_size() -> None:
+    traces = [exchanging(0, 1000, [200_000], end_ns=900_000), exchanging(1, 1000, [600_000], end_ns=900_000)]
+    [row] = exchange_table([rank_record(trace) for trace in traces]).rows(named=True)
+    assert (row["kind"], row["bytes"], row["per_step"], row["last"], row["last_share"]) == (
+        "all_reduce", 2**22, 1.0, "rank 1", 1.0,
+    )  # fmt: skip
+    assert (row["wait_ns"], row["transfer_ns"]) == (200_000, 900_000 - 601_015)  # rank 0 waits 400,000, rank 1 nothing
+    assert row["bus_gb_per_s"] == 2**22 / (900_000 - 601_015)
+    assert exchange_table([]).is_empty()
 
 
 def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:

@@ -1,10 +1,12 @@
-/** Columns of tables whose rows are those of `--format json`. */
+/** Tables whose rows are those of `--format json`, and their columns. */
 
 import { duration, short } from "../format";
 import type { TableRow } from "../schema";
-import type { Related } from "../selection";
-import { valueOf } from "../selection";
-import type { Column } from "./table";
+import { useRelated } from "../related";
+import { filterOf, isRelated, type Related, valueOf } from "../selection";
+import { selection } from "../state";
+import { toggle } from "./causes";
+import { type Column, Table } from "./table";
 
 type Kind = "operator" | "kernel" | "module" | "line";
 
@@ -26,6 +28,32 @@ export function metered(column: Column<TableRow>, rows: readonly TableRow[]): Co
 
 export const named = (title: string): Column<TableRow> =>
   text("name", title, { show: (row) => <span class="name">{short(String(row.name), 200)}</span> });
+
+interface LinkedProps {
+  kind: "operator" | "kernel";
+  rows: readonly TableRow[];
+  columns: Column<TableRow>[];
+  sort: string;
+}
+
+/** Rows by name, which filter the other views and are filtered by them. */
+export function LinkedTable({ kind, rows, columns, sort }: LinkedProps) {
+  const related = useRelated();
+  const of = (row: TableRow) => valueOf(String(row.name));
+  const chosen = selection.value;
+  return (
+    <Table
+      name={`${kind}s`}
+      label={`${kind}s`}
+      rows={rows}
+      columns={present(columns, rows, related, kind)}
+      sort={sort}
+      keep={filterOf(related, chosen, kind) && ((row) => isRelated(related, kind, of(row)))}
+      isChosen={(row) => chosen?.kind === kind && chosen.value === of(row)}
+      onChoose={(row) => toggle(kind, of(row))}
+    />
+  );
+}
 
 /** Without columns that are unknown in every row, and with the time that belongs to what is chosen. */
 export function present(columns: Column<TableRow>[], rows: readonly TableRow[], related: Related | null, kind: Kind): Column<TableRow>[] {

@@ -96,7 +96,7 @@ function copyOldWay(text: string): boolean {
 export function Code({ text, diff = false }: { text: string; diff?: boolean }) {
   const colour = (line: string) => (line.startsWith("+") ? "added" : line.startsWith("-") ? "removed" : undefined);
   return (
-    <div class="code">
+    <div class={text.includes("\n") ? "code" : "code line"}>
       <pre tabIndex={0}>
         {diff ? text.split("\n").map((line) => <span class={colour(line)}>{line + "\n"}</span>) : text}
       </pre>

@@ -63,11 +63,20 @@ function Try({ apply }: { apply: string[] }) {
 /** Nanoseconds of a step that a share of it would save: of an unrecorded one, if its time is known. */
 export const saved = (part: number, { steps }: Diagnosis) => Math.round(part * (steps.unrecorded_ns ?? steps.step_ns));
 
+/** Whose time a saving is a share of. */
+export function ofWhat({ steps }: Diagnosis): string {
+  if (steps.source === "none") return "of the recording";
+  return steps.unrecorded_ns !== null ? "of a step that is not recorded" : steps.count > 1 ? "of a mean step" : "of the step";
+}
+
 export const Saving = ({ finding, diagnosis }: { finding: Finding; diagnosis: Diagnosis }) =>
   finding.saving_ns_per_step > 0 ? (
-    <span class="gain">
-      {duration(saved(finding.saving_share, diagnosis))} <span class="part">{share(finding.saving_share)}</span>
-    </span>
+    <>
+      <span class="gain">
+        {duration(saved(finding.saving_share, diagnosis))} <span class="part">{share(finding.saving_share)}</span>
+      </span>
+      <span class="muted small"> {ofWhat(diagnosis)}</span>
+    </>
   ) : (
     <span class="muted">{finding.ends_run_in_ns === null ? "No saving promised" : `Ends the run in ${duration(finding.ends_run_in_ns)}`}</span>
   );

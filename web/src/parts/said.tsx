@@ -3,8 +3,9 @@
 import type { Said } from "../documents";
 import { Code } from "./controls";
 
-export function Sentences({ said, leave = [] }: { said: readonly Said[]; leave?: readonly string[] }) {
-  const shown = said.filter(({ title, texts }) => texts.length && !leave.includes(title));
+/** Without those that explain a table of the terminal's, which the page has in a form of its own. */
+export function Sentences({ said }: { said: readonly Said[] }) {
+  const shown = said.filter(({ texts, about_table }) => texts.length && !about_table);
   return (
     <>
       {shown.map(({ title, texts }) => (

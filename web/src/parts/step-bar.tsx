@@ -1,6 +1,6 @@
 /** A step by cause, as parts in whole nanoseconds that add up to it. */
 
-import { apportion, count, duration } from "../format";
+import { apportion, count, duration, share } from "../format";
 import type { Diagnosis, Session } from "../schema";
 import type { Related } from "../selection";
 import { change, parameter } from "../state";
@@ -55,6 +55,12 @@ export function StepBar({ diagnosis, session, related }: { diagnosis: Diagnosis;
           {what}: {duration(shown.whole)}
         </h2>
         {diagnosis.steps.unrecorded_ns !== null && <span class="muted">while recorded, {duration(diagnosis.steps.unrecorded_ns)} without</span>}
+        {diagnosis.contention && (
+          <span class="muted" data-tip={diagnosis.contention.sentence}>
+            of which {duration(diagnosis.contention.ns_per_step)} ({share(diagnosis.contention.share)}){" "}
+            {diagnosis.contention.by_quota ? "stopped by the container’s quota" : "waiting for processors that other programs used"}
+          </span>
+        )}
         {once && <span class="muted">with {duration(once.ns)} done once</span>}
         {times.length === 1 && <span class="muted">{shown.device === null ? "of the launching thread" : `of device ${shown.device}`}</span>}
         {times.length > 1 && (

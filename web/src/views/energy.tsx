@@ -4,17 +4,23 @@ import type { ComponentChildren } from "preact";
 import { count, duration, sentence, short } from "../format";
 import type { Energy as Document, EnergyPart } from "../documents";
 import { Failed, Loading } from "../parts/controls";
+import { asked, evenStops, Field, roundStops, Slider } from "../parts/options";
 import { Ranged } from "../parts/ranged";
 import { CommandLine, optionWords, Sentences } from "../parts/said";
 import { Scroll } from "../parts/scroll";
 import { useSteady } from "../steady";
-import { electricity, energy, mass, plain } from "../units";
-import { asked, Field } from "./predict";
+import { parameter } from "../state";
+import { dollars, electricity, energy, mass, money, plain } from "../units";
 import "../parts/further.css";
 
 const OPTIONS = ["iterations", "region", "pue", "device-watts", "idle-watts", "cpu-watts"];
-const SHOWN = ["Where the energy goes, per step", "The work's energy, by operator"];
 const MOST = 20;
+const PUES = evenStops(1, 2, 0.05);
+const PRICES = [null, ...evenStops(0.02, 0.6, 0.02)];
+const WATTS = [null, ...roundStops(5, 1000)];
+const JOULES_PER_KWH = 3.6e6;
+
+const wattsWords = (each: number | null) => (each === null ? "unknown" : `${each} W`);
 
 export function Energy() {
   const options = asked(OPTIONS);
@@ -28,17 +34,18 @@ export function Energy() {
       <div class="asked">
         <Field name="iterations" label="Iterations" placeholder={value ? count(value.run.iterations) : "as recorded"} />
         <Field name="region" label="Electricity of" placeholder="FRA, US-CA, SE3" />
-        <Field name="pue" label="PUE" placeholder="1" />
+        <Slider name="pue" label="PUE" placeholder="1" stops={PUES} usual={1} words={(each) => String(each)} />
+        <Slider name="kwh" label="US$ a kWh" placeholder="unknown" stops={PRICES} usual={null} words={(each) => (each === null ? "unknown" : dollars(each))} />
+        <Slider name="cpu-watts" label="Processors, watts" placeholder="unknown" stops={WATTS} usual={null} words={wattsWords} />
+        <Slider name="idle-watts" label="Idle device, watts" placeholder="as known" stops={WATTS} usual={null} words={wattsWords} />
         <Field name="device-watts" label="A device’s limit" placeholder="watts" />
-        <Field name="idle-watts" label="Idle device" placeholder="watts" />
-        <Field name="cpu-watts" label="Processors" placeholder="watts" />
       </div>
       {answer.error !== undefined ? (
         <Failed>{answer.error}</Failed>
       ) : value ? (
         <div class="answer" aria-busy={answer.isOld}>
           <Figures document={value} />
-          <Sentences said={value.sentences ?? []} leave={SHOWN} />
+          <Sentences said={value.sentences ?? []} />
           {value.traces.map((trace) => (
             <>
               {trace.devices.map((device) => (
@@ -66,6 +73,8 @@ function Figures({ document: { total, run, carbon } }: { document: Document }) {
     [`${count(run.iterations)} iterations`, electricity(run.joules)],
   ];
   if (carbon && run.kilograms) rows.push([`CO₂ in ${carbon.name}`, mass(run.kilograms)]);
+  const price = Number.parseFloat(parameter("kwh") ?? "");
+  if (run.joules && !Number.isNaN(price)) rows.push([`at ${dollars(price)} a kWh`, costWords(run.joules, price)]);
   for (const { value, unit } of run.equivalences) rows.push(["as much as", plain(value, unit)]);
   return (
     <dl class="facts-list">
@@ -77,6 +86,12 @@ function Figures({ document: { total, run, carbon } }: { document: Document }) {
       ))}
     </dl>
   );
+}
+
+/** What the run's energy costs: "$1.10 to $2.33". */
+function costWords(joules: readonly number[], price: number): string {
+  const [low, high] = [Math.min(...joules), Math.max(...joules)].map((each) => money((each / JOULES_PER_KWH) * price));
+  return low === high ? low! : `${low} to ${high}`;
 }
 
 interface Row {

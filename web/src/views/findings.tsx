@@ -3,7 +3,7 @@
 import { useDocument } from "../document";
 import { count, duration, sentence, share, short } from "../format";
 import { Empty, Shown } from "../parts/controls";
-import { FindingDetail, saved } from "../parts/finding";
+import { FindingDetail, ofWhat, saved } from "../parts/finding";
 import { useRelated } from "../related";
 import type { Diagnosis } from "../schema";
 import { findingValues, isRelated, type Related } from "../selection";
@@ -101,7 +101,10 @@ function Together({ diagnosis }: { diagnosis: Diagnosis }) {
       <span class="gain">
         {duration(saved(together.share, diagnosis))} ({together.share < NEARLY_ALL ? share(together.share) : "nearly all"})
       </span>
-      <span class="muted">, {against}</span>
+      <span class="muted">
+        {" "}
+        {ofWhat(diagnosis)}, {against}
+      </span>
     </span>
   );
 }

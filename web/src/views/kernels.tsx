@@ -1,15 +1,9 @@
 import { useDocument } from "../document";
-import { metered, named, number, present, text } from "../parts/columns";
-import { toggle } from "../parts/causes";
+import { LinkedTable, metered, named, number, text } from "../parts/columns";
 import { Empty, Shown } from "../parts/controls";
-import { Table } from "../parts/table";
-import { useRelated } from "../related";
-import { filterOf, isRelated, valueOf } from "../selection";
-import { selection } from "../state";
 
 export function Kernels() {
   const kernels = useDocument("kernels");
-  const related = useRelated();
   return (
     <Shown of={kernels} height={640}>
       {(rows) => {
@@ -27,18 +21,7 @@ export function Kernels() {
           text("precision", "Precision", { spare: 3, width: 84 }),
           text("tensor_cores", "Tensor cores", { spare: 6, width: 104 }),
         ];
-        return (
-          <Table
-            name="kernels"
-            label="kernels"
-            rows={rows}
-            columns={present(columns, rows, related, "kernel")}
-            sort="-total_ns"
-            keep={filterOf(related, selection.value, "kernel") && ((row) => isRelated(related, "kernel", valueOf(String(row.name))))}
-            isChosen={(row) => selection.value?.kind === "kernel" && selection.value.value === valueOf(String(row.name))}
-            onChoose={(row) => toggle("kernel", valueOf(String(row.name)))}
-          />
-        );
+        return <LinkedTable kind="kernel" rows={rows} columns={columns} sort="-total_ns" />;
       }}
     </Shown>
   );

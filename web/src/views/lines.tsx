@@ -2,7 +2,7 @@
 
 import { useEffect, useMemo, useRef } from "preact/hooks";
 import { type Loaded, useDocument, useOptional } from "../document";
-import { duration, share, short, size } from "../format";
+import { count, duration, share, short, size } from "../format";
 import { toggle } from "../parts/causes";
 import { Empty, Loading, Shown } from "../parts/controls";
 import { lastPart } from "../parts/finding";
@@ -97,8 +97,10 @@ function SourceLines({ file, text, rows, costs, related }: { file: string; text:
   return (
     <div class="source" ref={box} tabIndex={0} role="table" aria-label={`Source of ${lastPart(file)}`}>
       <div class="source-head" role="row">
-        {["Line", stepsOf(costs) > 1 ? "A step" : "Time", "Forward", "Backward", "Memory", "Source"].map((title) => (
-          <span role="columnheader">{title}</span>
+        {["Line", steps > 1 ? "A step" : "Time", "Forward", "Backward", "Memory", "Source"].map((title) => (
+          <span role="columnheader" data-tip={title === "A step" ? `Mean of ${count(steps)} steps` : undefined}>
+            {title}
+          </span>
         ))}
       </div>
       {text.split("\n").map((code, place) => {
@@ -185,7 +187,7 @@ function LineTable({ costs, rows, related }: { costs: LinesDocument; rows: reado
   const columns: Column<LineCost>[] = [
     { name: "place", title: "Line", value: (row) => `${row.file}:${row.line}`, show: (row) => <span class="name">{isOne ? row.line : `${short(lastPart(row.file ?? ""), 24)}:${row.line}`}</span> },
     { name: "function", spare: 7, title: "Function", value: (row) => row.function, width: 160 },
-    { name: "total_ns", title: "A step", value: (row) => row.total_ns / steps, meter: (row) => row.total_ns / largest, isNumber: true, width: 92, tip: costs.basis === "device" ? "Time of the device’s work" : "Operators’ own time on the host" },
+    { name: "total_ns", title: "A step", value: (row) => row.total_ns / steps, meter: (row) => row.total_ns / largest, isNumber: true, width: 92, tip: `${costs.basis === "device" ? "Time of the device’s work" : "Operators’ own time on the host"}${steps > 1 ? `, mean of ${count(steps)} steps` : ""}` },
     { name: "share", spare: 1, title: "Share", value: (row) => row.share, show: (row) => share(row.share), isNumber: true, width: 80 },
     ...time("forward_ns", "Forward", 3),
     ...time("backward_ns", "Backward", 3),

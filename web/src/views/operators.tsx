@@ -1,16 +1,10 @@
 import { useDocument } from "../document";
 import { size } from "../format";
-import { metered, named, number, present } from "../parts/columns";
-import { toggle } from "../parts/causes";
+import { LinkedTable, metered, named, number } from "../parts/columns";
 import { Shown } from "../parts/controls";
-import { Table } from "../parts/table";
-import { useRelated } from "../related";
-import { filterOf, isRelated, valueOf } from "../selection";
-import { selection } from "../state";
 
 export function Operators() {
   const operators = useDocument("operators");
-  const related = useRelated();
   return (
     <Shown of={operators} height={640}>
       {(rows) => {
@@ -30,18 +24,7 @@ export function Operators() {
           number("host_total_ns", "Host total", 104, { spare: 4 }),
           number("bytes_allocated", "Allocated", 104, { spare: 5, show: (row) => (row.bytes_allocated ? size(Number(row.bytes_allocated)) : "") }),
         ];
-        return (
-          <Table
-            name="operators"
-            label="operators"
-            rows={rows}
-            columns={present(columns, rows, related, "operator")}
-            sort={onDevice ? "-device_self_ns" : "-host_self_ns"}
-            keep={filterOf(related, selection.value, "operator") && ((row) => isRelated(related, "operator", valueOf(String(row.name))))}
-            isChosen={(row) => selection.value?.kind === "operator" && selection.value.value === valueOf(String(row.name))}
-            onChoose={(row) => toggle("operator", valueOf(String(row.name)))}
-          />
-        );
+        return <LinkedTable kind="operator" rows={rows} columns={columns} sort={onDevice ? "-device_self_ns" : "-host_self_ns"} />;
       }}
     </Shown>
   );

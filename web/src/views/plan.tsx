@@ -6,19 +6,21 @@ import type { Machine, Plan as Document } from "../documents";
 import { Failed, Loading } from "../parts/controls";
 import { Hover, type Spot } from "../parts/hover";
 import { roundStep } from "../parts/plot";
+import { asked, Field, roundStops, Slider } from "../parts/options";
 import { CommandLine, optionWords, Sentences } from "../parts/said";
 import { useWidth } from "../parts/size";
 import { Table, type Column } from "../parts/table";
 import { change, parameter } from "../state";
 import { useSteady } from "../steady";
-import { dollars, hours, money } from "../units";
-import { asked, Field } from "./predict";
+import { band, dollars, hours, money } from "../units";
 import "../parts/further.css";
 import "./plan.css";
 
 const OPTIONS = ["iterations", "deadline", "budget", "providers", "gpus", "spot", "precision", "batch", "host-factor"];
 const FLAGS = ["spot"];
-const MENTIONED = ["Nothing is both cheaper and faster than these", "The others, the cheapest first"];
+const DEADLINES = [1, 2, 3, 4, 6, 8, 12, 18, 24, 36, 48, 72, 96, 120, 168, 240, 336, 504, 720, null];
+const BUDGETS = [...roundStops(1, 1e6), null];
+const PRICES = [...roundStops(0.1, 500), null];
 
 export function Plan() {
   const options = asked(OPTIONS);
@@ -31,8 +33,8 @@ export function Plan() {
       </div>
       <div class="asked">
         <Field name="iterations" label="Iterations" placeholder={value ? count(value.asked.iterations) : ""} />
-        <Field name="deadline" label="Deadline" placeholder="such as 12h or 2d" />
-        <Field name="budget" label="Budget, US$" placeholder="such as 500" />
+        <Slider name="deadline" label="Deadline" placeholder="none" stops={DEADLINES} usual={null} unit="h" words={(each) => (each === null ? "none" : hours(each))} />
+        <Slider name="budget" label="Budget, US$" placeholder="none" stops={BUDGETS} usual={null} words={(each) => (each === null ? "none" : money(each))} />
         <Field name="gpus" label="Accelerators" placeholder="such as 1,2,4,8" />
         <Field name="providers" label="Providers" placeholder="all" />
         <label class="field">
@@ -47,8 +49,8 @@ export function Plan() {
           {value.recommendation.map((text) => (
             <p>{text}</p>
           ))}
-          <Machines plan={value} />
-          <Sentences said={(value.sentences ?? []).filter(({ texts }) => !texts.some((text) => value.recommendation.includes(text)))} leave={MENTIONED} />
+          <Machines plan={affordable(value)} of={value.machines.length} />
+          <Sentences said={(value.sentences ?? []).filter(({ texts }) => !texts.some((text) => value.recommendation.includes(text)))} />
           <CommandLine words={["plan", value.trace.path, ...optionWords({ iterations: String(value.asked.iterations), ...options }, FLAGS)]} />
         </div>
       ) : (
@@ -62,34 +64,38 @@ const nameOf = (machine: Machine) => `${count(machine.devices)} x ${machine.devi
 const hoursBand = (machine: Machine) => band(machine.hours, machine.hours_low, machine.hours_high, (each) => hours(each, machine.hours_high));
 const costBand = (machine: Machine) => band(machine.usd, machine.usd_low, machine.usd_high, money);
 
-/** "12.3 h (10.1 to 15.0 h)"; without the range where it reads the same. */
-function band(value: number, low: number, high: number, words: (value: number) => string): string {
-  const [at, least, most] = [words(value), words(low), words(high)];
-  if (least === most) return at;
-  const [number, unit] = least.split(" ");
-  return `${at} (${unit && most.endsWith(` ${unit}`) ? number : least} to ${most})`;
+/** Without the machines that cost more an hour than the reader chose. */
+function affordable(plan: Document): Document {
+  const most = Number.parseFloat(parameter("price") ?? "");
+  return Number.isNaN(most) ? plan : { ...plan, machines: plan.machines.filter((each) => each.usd_h <= most) };
 }
 
-function Machines({ plan }: { plan: Document }) {
+const Most = () => (
+  <span class="asked">
+    <Slider name="price" label="US$ an hour, at most" placeholder="any" stops={PRICES} usual={null} words={(each) => (each === null ? "any" : dollars(each))} />
+  </span>
+);
+
+function Machines({ plan, of }: { plan: Document; of: number }) {
   const columns = useMemo((): Column<Machine>[] => {
     const found: Column<Machine>[] = [
       { name: "machine", title: "Machine", value: nameOf, show: (row) => <span>{row.on_front && <b aria-label="nothing is both cheaper and faster">★ </b>}{nameOf(row)}</span> },
       { name: "hours", title: "Time", value: (row) => row.hours, show: hoursBand, isNumber: true, width: 200 },
       { name: "usd", title: "Cost", value: (row) => row.usd, show: costBand, isNumber: true, width: 224 },
-      { name: "usd_h", title: "An hour", value: (row) => row.usd_h, show: (row) => dollars(row.usd_h), isNumber: true, width: 84 },
-      { name: "price_as_of", title: "Price of", value: (row) => row.price_as_of, show: (row) => (row.price_is_old ? `${row.price_as_of}, old` : row.price_as_of), width: 124 },
-      { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 90 },
-      { name: "limit", title: "Limit", value: (row) => row.limit, width: 110 },
-      { name: "fits", title: "Memory", value: (row) => (row.fits === null ? "unknown" : row.fits ? "fits" : "does not fit"), width: 96 },
-      { name: "region", title: "Region", value: (row) => row.region, width: 110 },
+      { name: "usd_h", title: "An hour", value: (row) => row.usd_h, show: (row) => dollars(row.usd_h), isNumber: true, width: 84, spare: 1 },
+      { name: "price_as_of", title: "Price of", value: (row) => row.price_as_of, show: (row) => (row.price_is_old ? `${row.price_as_of}, old` : row.price_as_of), width: 124, spare: 4 },
+      { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 90, spare: 2 },
+      { name: "limit", title: "Limit", value: (row) => row.limit, width: 110, spare: 3 },
+      { name: "fits", title: "Memory", value: (row) => (row.fits === null ? "unknown" : row.fits ? "fits" : "does not fit"), width: 96, spare: 5 },
+      { name: "region", title: "Region", value: (row) => row.region, width: 110, spare: 6 },
     ];
     return found.filter((column) => plan.machines.some((row) => column.value(row) != null));
   }, [plan]);
-  if (!plan.machines.length) return null;
+  if (!of) return null;
   return (
     <>
       <Picture plan={plan} />
-      <Table name="machines" label="machines" columns={columns} rows={plan.machines} sort="place" />
+      <Table name="machines" label="machines" columns={columns} rows={plan.machines} sort="place" tools={<Most />} />
     </>
   );
 }

@@ -1,22 +1,26 @@
 /** How long the recorded steps would take on other devices, with the range of each figure. */
 
-import { useState } from "preact/hooks";
 import { count, duration, share, size } from "../format";
 import type { Predict as Document, Prediction } from "../documents";
 import { Failed, Loading } from "../parts/controls";
 import { Ranged } from "../parts/ranged";
+import { asked, batchStops, evenStops, Field, roundStops, Slider } from "../parts/options";
 import { CommandLine, optionWords, Sentences } from "../parts/said";
-import { Scroll } from "../parts/scroll";
+import { type Column, Table } from "../parts/table";
 import { change, parameter } from "../state";
 import { useSteady } from "../steady";
+import { band, dollars, span } from "../units";
 import "../parts/further.css";
 
 const OPTIONS = ["to", "precision", "batch", "recorded-batch", "from", "host-factor"];
+const FACTORS = evenStops(0.1, 3, 0.05);
+const PRICES = [null, ...roundStops(0.1, 50)];
 const PRECISIONS = ["", "fp32", "tf32", "fp16", "bf16", "fp8"];
 
 export function Predict() {
   const options = asked(OPTIONS);
   const answer = useSteady("predict", options, 250);
+  const recorded = answer.value?.recorded_batch ?? null;
   return (
     <div class="stack">
       <div class="toolbar">
@@ -24,7 +28,11 @@ export function Predict() {
       </div>
       <div class="asked">
         <Field name="to" label="Devices" placeholder="H100-SXM,L4 or all" />
-        <Field name="batch" label="Batch size of each" placeholder={answer.value?.recorded_batch ? count(answer.value.recorded_batch) : "as recorded"} />
+        {recorded === null ? (
+          <Field name="batch" label="Batch size of each" placeholder="as recorded" />
+        ) : (
+          <Slider name="batch" label="Batch size of each" placeholder={count(recorded)} stops={batchStops(recorded)} usual={recorded} words={(each) => count(each ?? recorded)} />
+        )}
         <label class="field">
           <span>Precision</span>
           <select value={parameter("precision") ?? ""} onChange={(event) => change({ precision: event.currentTarget.value || null })}>
@@ -33,7 +41,8 @@ export function Predict() {
             ))}
           </select>
         </label>
-        <Field name="host-factor" label="Host’s time ×" placeholder="1" />
+        <Slider name="host-factor" label="Host’s time ×" placeholder="1" stops={FACTORS} usual={1} words={(each) => `${each} times`} />
+        <Slider name="price" label="US$ an hour of the recorded device" placeholder="unknown" stops={PRICES} usual={null} words={(each) => (each === null ? "unknown" : dollars(each))} />
         <Field name="from" label="Recorded on" placeholder={answer.value?.device ?? "if the trace does not say"} />
         {answer.value && answer.value.recorded_batch === null && <Field name="recorded-batch" label="Recorded batch" placeholder="if the trace does not say" />}
       </div>
@@ -52,81 +61,67 @@ export function Predict() {
   );
 }
 
-/** Options of a command, from the address. */
-export function asked(names: readonly string[]): Record<string, string> {
-  return Object.fromEntries(names.flatMap((name) => (parameter(name) ? [[name, parameter(name)!]] : [])));
-}
-
-export function Field({ name, label, placeholder, unit }: { name: string; label: string; placeholder: string; unit?: string }) {
-  const [text, write] = useState(parameter(name) ?? "");
-  return (
-    <label class="field">
-      <span>{label}</span>
-      <input
-        type="text"
-        value={text}
-        placeholder={placeholder}
-        onInput={(event) => {
-          write(event.currentTarget.value);
-          change({ [name]: event.currentTarget.value.trim() || null }, true);
-        }}
-      />
-      {unit && <span class="muted">{unit}</span>}
-    </label>
-  );
-}
-
 const LIMITS: Record<string, string> = { host: "the host", compute: "computation", memory: "memory", communication: "communication", copy: "copies" };
 
 function Predictions({ document }: { document: Document }) {
-  const rows = document.predictions;
-  const most = Math.max(document.step_ns, ...rows.map((row) => row.high_ns ?? 0), 1);
+  const { predictions, step_ns } = document;
+  const price = Number.parseFloat(parameter("price") ?? "");
+  const most = Math.max(step_ns, ...predictions.map((row) => row.high_ns ?? 0), 1);
+  const columns: Column<Prediction>[] = [
+    { name: "device", title: "Device", value: (row) => row.device, width: 150 },
+    {
+      name: "range",
+      title: "A step on one scale",
+      value: () => null,
+      show: (row) => <Ranged value={row.step_ns} low={row.low_ns} high={row.high_ns} most={most} mark={step_ns} />,
+      width: 160,
+      tip: "The thin line is the recorded device",
+    },
+    { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 84 },
+    { name: "low_ns", title: "Range", value: (row) => row.low_ns, show: rangeWords, isNumber: true, width: 144 },
+    { name: "speed_up", title: "Times as fast", value: (row) => row.speed_up, isNumber: true, width: 108 },
+    {
+      name: "pays_off",
+      title: "Pays off below",
+      value: (row) => (Number.isNaN(price) || row.step_ns === null ? null : (price * step_ns) / row.step_ns),
+      show: (row) => paysOff(row, price * step_ns),
+      isNumber: true,
+      width: 168,
+      tip: "The price of an hour at which a step costs as much as on the recorded device",
+    },
+    { name: "samples_per_s", title: "Samples/s", value: (row) => row.samples_per_s, isNumber: true, width: 92, spare: 3 },
+    { name: "busy_share", title: "Busy", value: (row) => row.busy_share, isNumber: true, width: 72, spare: 4 },
+    { name: "limit", title: "Limit", value: (row) => row.limit, show: limitWords, width: 136, spare: 1 },
+    {
+      name: "fits",
+      title: "Memory",
+      value: (row) => (row.fits === null ? "unknown" : row.fits ? "fits" : "does not fit"),
+      show: (row) => (
+        <span data-tip={row.memory_bytes === null || row.device_memory_bytes === null ? undefined : `${size(row.memory_bytes)} of ${size(row.device_memory_bytes)}`}>
+          {row.fits === null ? "unknown" : row.fits ? "fits" : "does not fit"}
+        </span>
+      ),
+      width: 96,
+      spare: 2,
+    },
+    { name: "rests_on", title: "Rests on", value: restsOn, width: 130, spare: 5, tip: "What most of the device’s time is known by" },
+  ];
+  const known = columns.filter((column) => column.name === "range" || predictions.some((row) => column.value(row) != null));
   return (
-    <Scroll label="Predicted steps">
-      <table class="plain-table ranged-table">
-        <caption>
-          A step, with the range that it is in
-          <span class="muted"> on the recorded device {duration(document.step_ns)}</span>
-        </caption>
-        <thead>
-          <tr>
-            <th scope="col">Device</th>
-            <th scope="col" class="wide">
-              <span class="hidden-text">Range</span>
-            </th>
-            <th scope="col" class="number">Step</th>
-            <th scope="col" class="number">Range</th>
-            <th scope="col" class="number">Times as fast</th>
-            {rows.some((row) => row.samples_per_s !== null) && <th scope="col" class="number">Samples/s</th>}
-            <th scope="col" class="number">Busy</th>
-            <th scope="col">Limit</th>
-            <th scope="col">Memory</th>
-            <th scope="col">Rests on</th>
-          </tr>
-        </thead>
-        <tbody>
-          {rows.map((row) => (
-            <tr>
-              <th scope="row">{row.device}</th>
-              <td class="wide">
-                <Ranged value={row.step_ns} low={row.low_ns} high={row.high_ns} most={most} mark={document.step_ns} />
-              </td>
-              <td class="number">{row.step_ns === null ? "" : duration(row.step_ns)}</td>
-              <td class="number muted">{rangeWords(row)}</td>
-              <td class="number">{row.speed_up === null ? "" : count(row.speed_up)}</td>
-              {rows.some((each) => each.samples_per_s !== null) && <td class="number">{row.samples_per_s === null ? "" : count(row.samples_per_s)}</td>}
-              <td class="number">{row.busy_share === null ? "" : share(row.busy_share)}</td>
-              <td>{row.limit === null ? "" : `${LIMITS[row.limit] ?? row.limit}${row.limit_share === null ? "" : ` ${share(row.limit_share)}`}`}</td>
-              <td data-tip={row.memory_bytes === null || row.device_memory_bytes === null ? undefined : `${size(row.memory_bytes)} of ${size(row.device_memory_bytes)}`}>
-                {row.fits === null ? "unknown" : row.fits ? "fits" : "does not fit"}
-              </td>
-              <td>{restsOn(row)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </Scroll>
+    <>
+      <p>
+        A step takes <b>{duration(step_ns)}</b> on the recorded device. <span class="muted">On others, with the range that it is in:</span>
+      </p>
+      <Table name="predicted" label="devices" columns={known} rows={predictions} sort="place" />
+    </>
   );
+}
+
+const limitWords = ({ limit, limit_share }: Prediction) => (limit === null ? "" : `${LIMITS[limit] ?? limit}${limit_share === null ? "" : ` ${share(limit_share)}`}`);
+
+function paysOff({ step_ns, low_ns, high_ns }: Prediction, price_of_step: number): string {
+  if (step_ns === null || Number.isNaN(price_of_step)) return "";
+  return band(price_of_step / step_ns, price_of_step / (high_ns ?? step_ns), price_of_step / (low_ns ?? step_ns), dollars);
 }
 
 /** What most of the device's time rests on: "learned 97.0 %". */
@@ -139,5 +134,5 @@ const EXACT = 0.0005; // a narrower range, as a share of the step, is not shown
 
 function rangeWords({ step_ns, low_ns, high_ns }: Prediction): string {
   if (step_ns === null || low_ns === null || high_ns === null || high_ns - low_ns < EXACT * step_ns) return "";
-  return duration(low_ns) === duration(high_ns) ? "" : `${duration(low_ns)} to ${duration(high_ns)}`;
+  return span(duration(low_ns), duration(high_ns));
 }

@@ -6,6 +6,7 @@ import { useDocument, useOptional } from "../document";
 import type { Resource, WhatIf as Answer } from "../documents";
 import { Swatch } from "../parts/causes";
 import { Failed, Loading, Shown } from "../parts/controls";
+import { evenStops, roundStops, Slider } from "../parts/options";
 import { CommandLine, optionWords, Sentences } from "../parts/said";
 import { resourceOf } from "../resources";
 import type { Diagnosis, Session } from "../schema";
@@ -225,13 +226,17 @@ function More() {
         {box("graphs", "1", "One launch a step: its kernels as a recorded graph")}
         {box("overlap", "communication", "Communication runs beside all computation")}
         {field("launch-overhead", "Each launch takes", "such as 2us")}
-        {field("loader-workers", "Loader workers", "such as 4")}
-        {field("sync-every", "The host waits every … steps", "such as 10")}
+        <Slider name="loader-workers" label="Loader workers" placeholder="as is" stops={[null, ...evenStops(0, 16, 1)]} usual={null} words={recordedOr} />
+        <Slider name="sync-every" label="The host waits every … steps" placeholder="as is" stops={[null, ...roundStops(1, 1000, [1, 2, 5])]} usual={null} words={recordedOr} />
         {field("bucket-size", "Gradients in buckets of … MB", "such as 25")}
       </fieldset>
     </details>
   );
 }
+
+const stepWords = (steps: number) => (steps > 1 ? `mean of ${count(steps)} steps` : "1 step");
+
+const recordedOr = (each: number | null) => (each === null ? "as recorded" : String(each));
 
 function Result({ measured, session }: { measured: Answer; session: Session | undefined }) {
   const options = chosen();
@@ -251,14 +256,14 @@ function Result({ measured, session }: { measured: Answer; session: Session | un
       <p class="headline" role="status">
         {then ? (
           <>
-            <b>{duration(then.step_ns)}</b> instead of {duration(value.step_ns)}{" "}
+            <b>{duration(then.step_ns)}</b> instead of {duration(value.step_ns)} {value.steps.source !== "none" && <span class="muted small">({stepWords(value.steps.count)})</span>}{" "}
             <span class={then.saving_ns > 0 ? "gain" : "muted"}>
               {duration(Math.abs(then.saving_ns))} ({share(Math.abs(then.saving_share))}) {then.saving_ns >= 0 ? "less" : "more"}
             </span>
           </>
         ) : (
           <>
-            <b>{duration(value.step_ns)}</b> <span class="muted">as recorded{value.steps.source === "none" ? ", without steps" : ""}</span>
+            <b>{duration(value.step_ns)}</b> <span class="muted">as recorded{value.steps.source === "none" ? ", without steps" : `, ${stepWords(value.steps.count)}`}</span>
           </>
         )}
       </p>
@@ -267,7 +272,7 @@ function Result({ measured, session }: { measured: Answer; session: Session | un
       <PathTable now={value.resources} then={value.resources_then} value={value} session={session} />
       {value.changes.length > 1 && <Alone value={value} />}
       {value.why_not !== null && <p class="warning small">{value.why_not}</p>}
-      <Sentences said={value.sentences ?? []} leave={["Alone and together"]} />
+      <Sentences said={value.sentences ?? []} />
       <CommandLine words={["whatif", value.trace.path, ...optionWords(options, FLAGS)]} />
     </div>
   );

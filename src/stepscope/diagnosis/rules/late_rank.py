@@ -8,8 +8,10 @@ others wait for it in every step, and their traces show the wait as communicatio
 # How it is measured
 With several ranks' traces: collectives are matched by group and order, and clocks are aligned by the collectives' ends,
 which nearly coincide. The cost is how much later the last rank arrives than the one before it, as far as the others
-have nothing else to do; the late rank's idle causes are compared with the others'. Where several ranks come late, it is
-the mean wait of all ranks for the last one: what a step would save if the same work were spread evenly. With one
+have nothing else to do. Where several ranks come late, it is the mean wait of all ranks for the last one: what a step
+would save if the same work were spread evenly. Why a rank comes late is told by what it did longer than the mean of the
+others since all left the collective before: waiting for a cause, or work of its device, more or longer. What it brought
+into the recording, since it began the recorded steps later, is told apart: no trace shows why. With one
 rank's trace: without waits, collectives of one kind and size would take as long as the fastest of them; the cost is the
 time beyond that, as far as it is exposed.
 
