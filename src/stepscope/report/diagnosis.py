@@ -67,6 +67,7 @@ from stepscope.report.words import (
     unreadable_sentences,
 )
 from stepscope.trace import Trace, Window
+from stepscope.trace.naming import package_path
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
@@ -313,7 +314,8 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingBloc
 
 def _place(location: Location) -> Place:
     place = f"{location.file}:{location.line} {location.function}".rstrip()
-    return Place(place, location.share, location.exact_line, location.call_path, "".join(location.inside[-1:]))
+    inside = ", module ".join(filter(None, (package_path("".join(location.inside[-1:])), location.module)))
+    return Place(place, location.share, location.exact_line, location.call_path, inside)
 
 
 def _times(diagnosis: Diagnosis) -> Iterator[Section]:
