@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -254,7 +255,8 @@ class TestDiagnose:
         assert "timeline" in gone
         said = found["session"]["left_out"]
         assert len(said) >= len(gone)
-        assert [sentence for sentence in said if f"stepscope view {trace}" in sentence]
+        path = everything["diagnosis"]["trace"]["path"]
+        assert [sentence for sentence in said if f"stepscope view {shlex.quote(path)}" in sentence]
 
     def test_html_holds_the_documents_of_the_trace(
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
