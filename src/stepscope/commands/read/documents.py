@@ -23,7 +23,9 @@ from stepscope.view.page import address, page_file, with_options
 
 if TYPE_CHECKING:
     from stepscope.analysis.places import PlaceCosts
+    from stepscope.analysis.telemetry import TelemetryPicture
     from stepscope.commands.read.tables import TableCommand
+    from stepscope.compare import Comparison
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
@@ -426,15 +428,51 @@ def _is_below_here(file: str) -> bool:
         return False
 
 
-def _typical_step(opened: OpenTrace) -> Any:
-    """The timeline of the step nearest to the typical one, slice by slice where they are not too many."""
+def _typical_step(opened: OpenTrace, step_ns: float | None = None) -> Any:
+    """The timeline of the step nearest to the typical one, slice by slice where they are not too many.
+
+    Args:
+        step_ns: of the typical step, if not that of the diagnosis.
+    """
     steps = opened.view.steps
     steps = steps.filter("complete") if steps["complete"].any() else steps
     if steps.is_empty():
         return opened.timeline.window(width=_STEP_WIDTH)
-    nearest = (steps["duration_ns"] - opened.view.step_ns).abs().arg_min()
+    nearest = (steps["duration_ns"] - (opened.view.step_ns if step_ns is None else step_ns)).abs().arg_min()
     start, duration = steps.select("start_ns", "duration_ns").row(nearest)
     return opened.timeline.window(start, start + duration, _STEP_WIDTH)
+
+
+def comparison_file(
+    arguments: argparse.Namespace, comparisons: Sequence[Comparison], redactor: Redactor | None
+) -> bytes:
+    """The page of a comparison as one file: what differs, and the typical step of each side."""
+    from stepscope.report.comparison import comparison_json
+    from stepscope.report.format import count, file_name
+
+    found: dict[str, bytes] = {}
+    for number, each in enumerate(comparisons):
+        found[address("compare", {"with": str(number)} if number else {})] = compact_json(comparison_json([each]))
+    sides = [comparisons[0].before, *(each.after for each in comparisons)]
+    for number, side in enumerate(sides):
+        opened = OpenTrace(arguments, side.trace)
+        drawn = {"timeline": _typical_step(opened, side.step_ns), "steps": MAKERS["steps"](opened, {})}
+        for name, document in drawn.items():
+            data = compact_json(document)
+            if redactor is not None:
+                data = compact_json(redactor.redact(msgspec.json.decode(data)))
+            found[address(name, {"other": str(number - 1)} if number else {})] = data
+    names = [file_name(side.name) or "a trace" for side in sides]
+    title = f"{names[0]} and {names[1] if len(names) == 2 else f'{count(len(names) - 1)} others'}"
+    return page_file(title, {"session": compact_json(session_of(title, "trace", ["compare"], names[1:])), **found})
+
+
+def telemetry_file(title: str, pictures: Sequence[tuple[int | None, TelemetryPicture]]) -> bytes:
+    """The page of telemetry without a trace, as one file."""
+    from stepscope.view.drawings import telemetry_json
+
+    session = session_of(title, "trace", ["telemetry"])
+    return page_file(title, {"session": compact_json(session), "telemetry": compact_json(telemetry_json(pictures))})
 
 
 def session_of(
@@ -448,7 +486,7 @@ def session_of(
         left_out: sentences about what a report file does not have.
     """
     from stepscope import __version__
-    from stepscope.report.html import cause_palette, kind_palette
+    from stepscope.report.palette import cause_palette, kind_palette
 
     return {
         "title": title,
