@@ -27,6 +27,7 @@ from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.report.format import count, duration, share
 from stepscope.report.memory import facts
+from stepscope.report.palette import memory_look, series_colours
 from stepscope.trace import Trace, Window
 
 Json: TypeAlias = dict[str, Any]
@@ -36,22 +37,6 @@ _BANDS: Final = 8
 _ALIVE: Final = 500
 """Most blocks of one moment; the smallest are left out."""
 _WAITS: Final = 4000
-_COLOURS: Final = {
-    "before": "#9aa0a6",
-    "parameter": "#0072b2",
-    "optimizer_state": "#8a5a44",
-    "gradient": "#e69f00",
-    "activation": "#009e73",
-    "input": "#cc79a7",
-    "temporary": "#d55e00",
-    "unknown": "#5f6670",
-    "allocated": "#0072b2",
-}
-"""Category -> its colour."""
-_OF_LINES: Final = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a5a44", "#f0e442")
-_REST: Final = "#9aa0a6"
-
-
 _KINDS: Final = ("line", "phase", "operator", "other")
 _LINE: Final = re.compile(r".+:\d+ .+", re.DOTALL)
 _OPERATOR: Final = re.compile(r"^[\w.]+::\w|Backward\d*$")
@@ -127,25 +112,21 @@ def _is_known(memory: DeviceMemory, grouping: str) -> bool:
 
 def _bands(memory: DeviceMemory, times: Sequence[int], rows: pl.DataFrame, by: str) -> list[Json]:
     if not memory.blocks.height:
-        return [_band("allocated", "allocated", "", _COLOURS["allocated"], rows["allocated_bytes"].to_list())]
+        return [{"name": "allocated", **memory_look("allocated"), "bytes": rows["allocated_bytes"].to_list()}]
     held = levels_by(memory, times, by, _BANDS)
     if by == "category":
-        ordered = [name for name in CATEGORIES if held.get(name) is not None and held[name].any()]
-        return [
-            _band(name, name.replace("_", " "), CATEGORIES[name], _COLOURS[name], held[name].tolist())
-            for name in ordered
-        ]
-    colours = {name: _OF_LINES[place % len(_OF_LINES)] for place, name in enumerate(each for each in held if each)}
+        looks = {name: memory_look(name, meaning) for name, meaning in CATEGORIES.items()}
+    else:
+        colours = series_colours(list(held))
+        looks = {
+            name: {"label": name or "all others", "meaning": "", "colour": colours[name], "hatched": False}
+            for name in held
+        }
     return [
-        _band(name, name or "all others", "", colours.get(name, _REST), bytes.tolist())
-        for name, bytes in held.items()
-        if bytes.any()
+        {"name": name, **look, "bytes": held[name].tolist()}
+        for name, look in looks.items()
+        if held.get(name) is not None and held[name].any()
     ]
-
-
-def _band(name: str, label: str, meaning: str, colour: str, bytes: list[int]) -> Json:
-    hatched = name == "unknown"
-    return {"name": name, "label": label, "meaning": meaning, "colour": colour, "hatched": hatched, "bytes": bytes}
 
 
 def memory_alive_json(view: View, device: str | None, time_ns: int) -> Json:

@@ -120,6 +120,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a diff shows your own files, which --redact removes: use only one of them")
     for name in arguments.rule or []:
         rule_named(name)
+    if len(arguments.paths) == 1 and _is_answered_as_job(arguments):
+        return 0
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
@@ -144,6 +146,25 @@ def run(arguments: argparse.Namespace) -> int:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
     return _judged(arguments.fail_on, [*across, *findings])
+
+
+def _is_answered_as_job(arguments: argparse.Namespace) -> bool:
+    """Whether the file is a log of all ranks' operations, which has a report of its own."""
+    from stepscope.readers.operation_log import operation_log
+
+    path = arguments.paths[0]
+    log = operation_log(path) if os.path.isfile(path) else None
+    if log is None:
+        return False
+    from stepscope.analysis.stragglers import stragglers
+    from stepscope.report.stragglers import stragglers_document, stragglers_json
+
+    found = stragglers(log)
+    top = arguments.top if arguments.top is not None else _REPORT_ROWS
+    output.write_reports(
+        arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
+    )
+    return True
 
 
 def parsed_share(text: str) -> float:

@@ -307,6 +307,17 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
     return Window(int(chosen["start_ns"].to_numpy().min()), end)
 
 
+def readable(arguments: argparse.Namespace, file: Path, unreadable: list[Unreadable]) -> Trace | None:
+    """The trace in a file of several; None, and one more in `unreadable`, if it cannot be read."""
+    from stepscope.diagnosis.diagnosis import Unreadable
+
+    try:
+        return open_from(arguments, file)
+    except TraceError as error:
+        unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
+        return None
+
+
 def readable_traces(
     arguments: argparse.Namespace, paths: Sequence[str], unreadable: list[Unreadable]
 ) -> Iterator[Trace]:
@@ -318,8 +329,6 @@ def readable_traces(
     Raises:
         UsageError: no file can be read.
     """
-    from stepscope.diagnosis.diagnosis import Unreadable
-
     seen: set[str] = set()
     opened = False
     for path in paths:
@@ -329,13 +338,13 @@ def readable_traces(
                 say(f"skipped: {file} was named before")
                 continue
             seen.add(place)
-            try:
+            if os.path.abspath(file) == os.path.abspath(path):
                 trace = open_from(arguments, file)
-            except TraceError as error:
-                if os.path.abspath(file) == os.path.abspath(path):
-                    raise
-                unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
-                continue
+            else:
+                found = readable(arguments, file, unreadable)
+                if found is None:
+                    continue
+                trace = found
             opened = True
             yield trace
     if unreadable and not opened:
