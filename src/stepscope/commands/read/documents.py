@@ -406,12 +406,14 @@ def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PageP
 
 
 def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[str, Options]]:
+    from stepscope.view.drawings import groupings_of
+
     known = available(opened.trace)
     yield "timeline", {}
     yield from ((name, options) for name, options in _IN_FILE if name in known)
     if "memory-levels" in known:
         for memory in opened.view.memories:
-            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in ("category", "line"))
+            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in groupings_of(memory))
             yield "memory-alive", {"device": memory.device, "time": str(memory.peak_ns)}
     if with_source:
         from stepscope.analysis.places import line_table
@@ -486,7 +488,7 @@ def session_of(
         left_out: sentences about what a report file does not have.
     """
     from stepscope import __version__
-    from stepscope.report.palette import cause_palette, kind_palette
+    from stepscope.report.palette import cause_palette, kind_palette, series_palette
 
     return {
         "title": title,
@@ -497,6 +499,7 @@ def session_of(
         "left_out": list(left_out),
         "causes": cause_palette(),
         "kinds": kind_palette(),
+        "series": series_palette(),
     }
 
 
