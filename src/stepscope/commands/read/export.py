@@ -209,6 +209,8 @@ def _prepare_query_parser(parser: CommandParser) -> None:
 
 
 def _run_query(arguments: argparse.Namespace) -> int:
+    if arguments.sql is None and " " in arguments.trace.strip() and not Path(arguments.trace).exists():
+        arguments.trace, arguments.sql = "latest", arguments.trace  # a query of the latest run
     trace = open_from(arguments, arguments.trace)
     if arguments.sql is not None:
         redactor = redactor_of(arguments) if arguments.redact else None
