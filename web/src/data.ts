@@ -1,5 +1,6 @@
 /** Where documents come from: the server that stepscope view started, or the report file itself. */
 
+import { signal as state } from "@preact/signals";
 import type { Documents } from "./schema";
 import { parameter } from "./state";
 
@@ -8,6 +9,9 @@ export type Parameters = Record<string, string | number>;
 const embedded = readEmbedded();
 
 export const isFile = embedded !== null;
+
+/** Whether a trace was written again since the server read it. */
+export const isChanged = state(false);
 
 /** The rank and the run that the address chooses; "runs" and "ranks" are about all of them. */
 export function scope(name: string): Parameters {
@@ -42,6 +46,7 @@ async function answerOf(address: string, signal?: AbortSignal): Promise<Response
   const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
     throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
   });
+  if (answer.headers.has("stepscope-changed")) isChanged.value = true;
   if (!answer.ok) throw new Unavailable((await answer.json().catch(() => null))?.error ?? answer.statusText);
   return answer;
 }

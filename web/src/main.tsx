@@ -1,5 +1,6 @@
 import { render } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
+import { isChanged } from "./data";
 import { useDocument } from "./document";
 import { Failed, Loading } from "./parts/controls";
 import { Navigation, Shortcuts, Top, useKeys } from "./parts/shell";
@@ -35,6 +36,12 @@ function Views({ session }: { session: Session }) {
       <Top title={session.title} onHelp={() => help(true)} />
       <Navigation views={views} shown={shown} />
       <main id="main" tabIndex={-1}>
+        {isChanged.value && (
+          <p class="changed" role="status">
+            The trace has been written again since this page read it.
+            <button type="button" onClick={() => location.reload()}>Reload</button>
+          </p>
+        )}
         {shown && <shown.Component key={shown.name} />}
         {session.left_out.map((sentence) => (
           <p class="muted small">{sentence}</p>

@@ -6,7 +6,6 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from html import escape
 
 import numpy as np
 import polars as pl
@@ -322,15 +321,9 @@ class Diagnosis:
         return self.median_step_ns if is_uneven and self.median_step_ns else self.step_ns
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(finding.title)}</td>"
-            f"<td style='text-align:right'>{finding.saving_ns_per_step / 1e6:,.2f} ms</td>"
-            f"<td style='text-align:right'>{finding.saving_share:.1%}</td>"
-            f"<td>{escape(', '.join(f'{place.file}:{place.line}' for place in finding.where))}</td></tr>"
-            for finding in self.findings
-        )
-        head = "<tr><th>finding</th><th>saves per step</th><th>share</th><th>where</th></tr>"
-        return f"<b>step {self.step_ns / 1e6:,.2f} ms</b><table>{head}{rows}</table>"
+        import stepscope
+
+        return stepscope.first_screen(self)  # type: ignore[no-any-return]
 
 
 MINIMUM_SHARE = 0.01

@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -164,10 +164,26 @@ class _Seen:
         self.at_s = time.monotonic()
 
 
-def application(documents: Documents, door: Door, seen: _Seen | None = None) -> ASGIApp:
-    """The page, its script and style, and its documents at api/NAME."""
+class Shown(Protocol):
+    """What the page is about, in files that may change."""
+
+    def is_changed(self) -> bool:
+        """Whether a file is another than the one that was read."""
+
+    def renew(self) -> bool:
+        """Have changed files read again; whether there are any."""
+
+
+CHANGED: Final = "stepscope-changed"
+"""Header of an answer about a file that has changed since."""
+
+
+def application(documents: Documents, door: Door, seen: _Seen | None = None, shown: Shown | None = None) -> ASGIApp:
+    """The page, its script and style, and its documents at api/NAME. Loading the page reads changed files again."""
 
     async def page(_: Request) -> Response:
+        if shown is not None and shown.renew():
+            documents.forget()
         return Response(PAGE, media_type="text/html")
 
     async def script(_: Request) -> Response:
@@ -184,7 +200,8 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None) -> 
             if not asked.done():
                 return Response(status_code=408)  # nobody reads it
             answer: Answer = asked.result()
-            return Response(answer.body, answer.status, media_type="application/json")
+            headers = {CHANGED: "1"} if shown is not None and shown.is_changed() else None
+            return Response(answer.body, answer.status, headers, media_type="application/json")
         finally:
             asked.cancel()
             gone.cancel()
@@ -234,11 +251,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(documents: Documents, door: Door, opened: socket.socket, idle_after_s: float) -> bool:
+def serve(documents: Documents, door: Door, shown: Shown, opened: socket.socket, idle_after_s: float) -> bool:
     """Serve until Ctrl-C, or until no request came for a time; whether it was the latter."""
     seen = _Seen()
     settings = uvicorn.Config(
-        application(documents, door, seen),
+        application(documents, door, seen, shown),
         log_config=None,
         log_level="critical",  # what ends or breaks off while it is answered is no news
         access_log=False,

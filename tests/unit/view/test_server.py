@@ -269,3 +269,50 @@ def test_addresses_of_this_machine(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
 def test_addresses_that_others_reach(host: str) -> None:
     assert not is_loopback(host)
+
+
+class Rewritten:
+    """A trace that may be written again while it is shown."""
+
+    def __init__(self) -> None:
+        self.written = self.read = 1
+
+    def make(self, name: str, options: Mapping[str, str]) -> int:
+        return self.read
+
+    def is_changed(self) -> bool:
+        return self.written != self.read
+
+    def renew(self) -> bool:
+        was_changed, self.read = self.is_changed(), self.written
+        return was_changed
+
+
+def test_a_file_that_changed_is_told_and_read_again_with_the_page() -> None:
+    trace = Rewritten()
+    documents = Documents(trace.make, str, no_options)
+    client = TestClient(application(documents, DOOR, shown=trace), "http://127.0.0.1:8765")
+    client.get("/?token=the-token")
+
+    def asked() -> tuple[int, bool]:
+        answer = client.get("/api/diagnosis")
+        return answer.json(), "stepscope-changed" in answer.headers
+
+    assert asked() == (1, False)
+    trace.written = 2
+    assert asked() == (1, True)  # what the page has goes together until it is loaded again
+    client.get("/")
+    assert asked() == (2, False)
+
+
+def test_what_was_being_made_of_a_changed_file_is_not_kept() -> None:
+    held = Held()
+    documents = Documents(held, str, no_options)
+    old = documents.ask("diagnosis", {})
+    assert held.begun.acquire(timeout=60)
+    documents.forget()
+    new = documents.ask("diagnosis", {})
+    held.go_on.release(2)
+    assert old.result(60) is not new.result(60)
+    assert documents.ask("diagnosis", {}).result(60) is new.result(60)
+    assert held.made == ["diagnosis", "diagnosis"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -335,6 +336,26 @@ _IN_FILE: Final[tuple[tuple[str, Options], ...]] = (
 """What a report file has besides session, diagnosis and the timeline of a typical step: the most wanted first."""
 FILE_BYTES: Final = 24 << 20
 """Of all documents of a report file; a trace gets half of what is left, and what does not fit is left out."""
+_VIEWS: Final = {
+    "timeline": ("The timeline", "view"),
+    "links": ("What belongs together in several views", "view"),
+    "steps": ("The table of steps", "steps"),
+    "idle": ("The table of idle time", "idle"),
+    "lines": ("The table of lines", "lines"),
+    "operators": ("The table of operators", "operators"),
+    "kernels": ("The table of kernels", "kernels"),
+    "modules": ("The table of modules", "modules"),
+    "memory": ("The summary of memory", "memory"),
+    "flame": ("The flame graph", "view"),
+    "input": ("The table of input functions", "input"),
+    "loading": ("The picture of loading", "view"),
+    "roofline": ("The roofline", "view"),
+    "telemetry": ("Telemetry", "view"),
+    "memory-levels": ("Memory over time", "view"),
+    "memory-alive": ("What is alive at the peak of memory", "memory"),
+    "source": ("Some source code", "lines"),
+}
+"""What each document of a report file shows, and the command that shows it as well."""
 _STEP_WIDTH: Final = 4096
 _MOST_SOURCES: Final = 20
 
@@ -353,10 +374,12 @@ class PagePart:
     Attributes:
         documents: JSON by the document's address.
         steps: the trace's row among the ranks.
+        too_large: names of documents for which there was no room.
     """
 
     documents: Mapping[str, bytes]
     steps: RankSteps
+    too_large: tuple[str, ...] = ()
 
 
 def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PagePart:
@@ -364,6 +387,7 @@ def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PageP
     from stepscope.view.drawings import rank_steps
 
     found: dict[str, bytes] = {}
+    too_large: dict[str, None] = {}
     left = room.bytes // 2
     for name, options in _wanted_in_file(opened, with_source=redactor is None):
         try:
@@ -372,12 +396,14 @@ def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PageP
             continue  # the page has no such view
         if redactor is not None:
             data = compact_json(redactor.redact(msgspec.json.decode(data)))
-        if len(data) <= left:
-            left -= len(data)
-            room.bytes -= len(data)
-            found[address(name, options)] = data
+        if len(data) > left:
+            too_large[name] = None
+            continue
+        left -= len(data)
+        room.bytes -= len(data)
+        found[address(name, options)] = data
     steps = rank_steps(opened.view)
-    return PagePart(found, steps if redactor is None else redactor.redact(steps))
+    return PagePart(found, steps if redactor is None else redactor.redact(steps), tuple(too_large))
 
 
 def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[str, Options]]:
@@ -496,8 +522,10 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
             found |= {with_options(name, chosen): data for name, data in own.items()}
     if len(reports) > 1:
         found |= _ranks_in_file(reports, across)
-    bare = sum("timeline" not in report.page.documents for report in reports)
+    filled = [report for report in reports if report.page.documents]
+    bare = len(reports) - len(filled)
     left_out = [f"Of {count(bare)} of {count(len(reports))} traces this file has the diagnosis only."] if bare else []
+    left_out += _too_large(filled, len(reports))
     left_out += [f"Not in this report: {each.reason}." for each in unreadable]
     alone = len(reports) == 1
     title = file_name(reports[0].diagnosis.metadata.path) or "a trace" if alone else f"{count(len(reports))} traces"
@@ -505,6 +533,19 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
     session = compact_json(session_of(title, "trace" if alone else "ranks", names, left_out=left_out))
     sessions = dict.fromkeys(("session", *_sessions_of(found)), session)
     return page_file(title, {**sessions, **found})
+
+
+def _too_large(reports: Sequence[TraceReport], total: int) -> Iterator[str]:
+    """What did not fit into the file, and which command shows it."""
+    from stepscope.report.format import count, size
+
+    for name, (what, command) in _VIEWS.items():
+        without = [report for report in reports if name in report.page.too_large]
+        if without:
+            of = f" of {count(len(without))} of {count(total)} traces" if total > 1 else ""
+            path = shlex.quote(without[0].diagnosis.metadata.path)
+            limit = size(FILE_BYTES)
+            yield f"{what}{of} did not fit into this file of at most {limit}: stepscope {command} {path} shows it."
 
 
 def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import threading
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
@@ -45,6 +46,7 @@ class Job:
         self._lock = threading.Lock()
         self._open: dict[Path, OpenTrace] = {}
         self._opening: dict[Path, threading.Lock] = {}
+        self._seen: dict[Path, FileState | None] = {}
         self._ranks: dict[Path, int | None] = {}
         self._others: dict[str, Job] = {}
 
@@ -97,6 +99,15 @@ class Job:
                 return opened
         raise NoDocument(f"there is no trace of rank {wanted[:20]}")
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether a trace that was opened is now another file, or the same with other content."""
+        if self.path == "-":  # cannot be read again
+            return False
+        states = ((seen, state_of_file(file)) for file, seen in list(self._seen.items()))
+        is_own = any(now is not None and now != seen for seen, now in states)
+        return is_own or any(each.is_changed for each in list(self._others.values()))
+
     def _first(self) -> OpenTrace:
         for file in self.files:
             opened = self._opened(file)
@@ -115,6 +126,7 @@ class Job:
             return self._open.get(file) or self._read(file)
 
     def _read(self, file: Path) -> OpenTrace | None:
+        self._seen.setdefault(file, state_of_file(file))  # before it is read, so that no change is missed
         try:
             opened = self.read(file)
         except TraceError as error:
@@ -152,6 +164,18 @@ class Job:
     @cached_property
     def ranks(self) -> Ranks:
         return Ranks(self)
+
+
+FileState: TypeAlias = tuple[int, int, int]
+
+
+def state_of_file(file: Path) -> FileState | None:
+    """What differs when a file is written again; None where there is no file."""
+    try:
+        found = os.stat(file)
+    except (OSError, ValueError):
+        return None
+    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 class Ranks:
@@ -240,6 +264,20 @@ class Page:
             if self._run is None or self._run[0] != record.name or not self._run[1].files:
                 self._run = (record.name, Job(self._arguments, str(record.path)))
             return self._run[1]
+
+    def is_changed(self) -> bool:
+        job = self._named or (self._run and self._run[1])
+        return job is not None and job.is_changed
+
+    def renew(self) -> bool:
+        """Have changed traces read again; whether there are any."""
+        if not self.is_changed():
+            return False
+        with self._lock, contextlib.suppress(UsageError):  # a folder may have no trace at the moment
+            self._run = None
+            if self._named is not None:
+                self._named = Job(self._arguments, self._named.path, self._named.others)
+        return True
 
     @cached_property
     def _index(self) -> RunIndex:
