@@ -217,6 +217,7 @@ export interface Diagnosis {
   kernels: TableRow[];
   findings: Finding[];
   findings_hidden: number;
+  program?: string; // the recorded script and its arguments
   contention?: { share: number; ns_per_step: number; calm_step_ns: number; sentence: string; by_quota: boolean; [more: string]: unknown }; // on a busy machine
   together: { count: number; saving_ns_per_step: number; share: number; sum_share: number } | null;
   afterwards: { rule: string; title: string; saving_ns_per_step: number; saving_share: number }[];

@@ -76,10 +76,11 @@ class OpenTrace:
     @cached_property
     def report(self) -> TraceReport:
         """The diagnosis, with all findings, however small."""
-        from stepscope.report.diagnosis import trace_report
+        from stepscope.report.diagnosis import trace_report, with_own_commands
 
         report = trace_report(self.view, rules=None, top=ROWS, minimum_share=0.0)
-        return replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        report = replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        return report if getattr(self.arguments, "redact", False) else with_own_commands(report)
 
     @cached_property
     def diffs(self) -> Diffs:
