@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from stepscope.diagnosis.ranks import exchange_table
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
+from stepscope.record.runs import own_names
 from stepscope.report.document import (
     Block,
     Causes,
@@ -129,6 +131,31 @@ def trace_report(
         rank=rank,
         energy=_energy(view, diagnosis),
     )
+
+
+def with_own_commands(report: TraceReport) -> TraceReport:
+    """The report whose commands name the trace, and the program that was recorded, as the user would write them."""
+    diagnosis = report.diagnosis
+    names = own_names(diagnosis.metadata.path)
+
+    def told(text: str) -> str:
+        text = _OF_TRACE.sub(lambda match: f"{match[1]} {names.trace}", text) if names.trace else text
+        return text.replace(_A_PROGRAM, names.command) if names.command else text
+
+    def of_finding(finding: Finding) -> Finding:
+        remedy = finding.remedy
+        return replace(finding, remedy=replace(remedy, text=told(remedy.text), code=told(remedy.code)))
+
+    questions = tuple(replace(each, how=told(each.how)) for each in diagnosis.not_answered)
+    findings = tuple(map(of_finding, diagnosis.findings))
+    return replace(
+        report, diagnosis=replace(diagnosis, findings=findings, not_answered=questions, program=names.program)
+    )
+
+
+_OF_TRACE: Final = re.compile(r"\b(stepscope [a-z-]+) TRACE\b")
+_A_PROGRAM: Final = "python train.py"
+"""The program in remedies' commands."""
 
 
 def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
@@ -309,7 +336,7 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingBloc
         remedy.text,
         remedy.code,
         diff_text(remedy),
-        trial(remedy),
+        trial(remedy, diagnosis.program),
     )
 
 
@@ -394,6 +421,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({"program": diagnosis.program} if diagnosis.program else {}),
         **({} if diagnosis.contention is None else {"contention": _contention_json(diagnosis, diagnosis.contention)}),
         **({} if diagnosis.compiled is None else {"compile": diagnosis.compiled}),
         **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),

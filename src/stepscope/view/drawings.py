@@ -98,16 +98,19 @@ def memory_levels_json(view: View, device: str | None = None, by: str = "categor
         "peak_ns": memory.peak_ns,
         "peak_bytes": memory.peak_bytes,
         "steps": marks.rows(),
-        "by": [each for each in GROUPINGS if each == "category" or _is_known(memory, each)]
-        if summary.addressed
-        else [],
+        "by": groupings_of(memory) if summary.addressed else [],
         "facts": list(facts(summary)),
     }
 
 
-def _is_known(memory: DeviceMemory, grouping: str) -> bool:
-    first = GROUPINGS[grouping][0]
-    return memory.blocks[first].null_count() < memory.blocks.height
+def groupings_of(memory: DeviceMemory) -> list[str]:
+    """What the levels can be divided by: what some blocks tell."""
+    first = {name: columns[0] for name, columns in GROUPINGS.items()}
+    return [
+        name
+        for name, column in first.items()
+        if name == "category" or memory.blocks[column].null_count() < memory.blocks.height
+    ]
 
 
 def _bands(memory: DeviceMemory, times: Sequence[int], rows: pl.DataFrame, by: str) -> list[Json]:

@@ -202,7 +202,7 @@ def _report(
     """
     from stepscope.commands.read.documents import OpenTrace, page_part
     from stepscope.diagnosis.view import View
-    from stepscope.report.diagnosis import trace_report
+    from stepscope.report.diagnosis import trace_report, with_own_commands
     from stepscope.report.redaction import secrets_in
 
     view = View(trace, settings, user_code_from(arguments))
@@ -220,7 +220,7 @@ def _report(
     page = page_part(OpenTrace(arguments, trace, view=view), redactor, room) if arguments.html else None
     if redactor is not None:
         return replace(redactor.redact(report), page=page)
-    return replace(report, diagnosis=diffs.filled(report.diagnosis), page=page)
+    return with_own_commands(replace(report, diagnosis=diffs.filled(report.diagnosis), page=page))
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:

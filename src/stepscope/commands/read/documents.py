@@ -76,10 +76,11 @@ class OpenTrace:
     @cached_property
     def report(self) -> TraceReport:
         """The diagnosis, with all findings, however small."""
-        from stepscope.report.diagnosis import trace_report
+        from stepscope.report.diagnosis import trace_report, with_own_commands
 
         report = trace_report(self.view, rules=None, top=ROWS, minimum_share=0.0)
-        return replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        report = replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        return report if getattr(self.arguments, "redact", False) else with_own_commands(report)
 
     @cached_property
     def diffs(self) -> Diffs:
@@ -406,12 +407,14 @@ def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PageP
 
 
 def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[str, Options]]:
+    from stepscope.view.drawings import groupings_of
+
     known = available(opened.trace)
     yield "timeline", {}
     yield from ((name, options) for name, options in _IN_FILE if name in known)
     if "memory-levels" in known:
         for memory in opened.view.memories:
-            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in ("category", "line"))
+            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in groupings_of(memory))
             yield "memory-alive", {"device": memory.device, "time": str(memory.peak_ns)}
     if with_source:
         from stepscope.analysis.places import line_table
@@ -486,7 +489,7 @@ def session_of(
         left_out: sentences about what a report file does not have.
     """
     from stepscope import __version__
-    from stepscope.report.palette import cause_palette, kind_palette
+    from stepscope.report.palette import cause_palette, kind_palette, series_palette
 
     return {
         "title": title,
@@ -497,6 +500,7 @@ def session_of(
         "left_out": list(left_out),
         "causes": cause_palette(),
         "kinds": kind_palette(),
+        "series": series_palette(),
     }
 
 
