@@ -58,6 +58,7 @@ _HOMES = {
     "annotate": "stepscope.record.annotations",
     "compare_traces": "stepscope.compare",
     "diagnose": "stepscope.diagnosis",
+    "first_screen": "stepscope.report.notebook",
     "log": "stepscope.record.telemetry.log",
     "open_trace": "stepscope.readers",
     "profile": "stepscope.record.profile",

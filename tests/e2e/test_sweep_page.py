@@ -11,7 +11,8 @@ from stepscope.report.html import html_of
 from stepscope.report.sweep import sweep_document
 from stepscope.tune.sweep.file import parse_sweep
 from stepscope.tune.sweep.run import Effect, SweepResults, SweepTrial
-from tests.e2e.test_html_in_browser import CHROMIUM, HOSTILE, Browser, opened
+from tests.browser import CHROMIUM, Browser
+from tests.e2e.test_report_files import HOSTILE, opened
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the PATH")]
 

@@ -119,6 +119,32 @@ def test_a_trace_opens_no_file_but_source(tmp_path: Path) -> None:
     assert "secret = 'keys'" not in text.replace("\\u0027", "'")
 
 
+def test_a_trace_that_is_written_again_is_told_and_read_with_the_page(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+
+    def write(name: str) -> None:
+        events = [complete(f"ProfilerStep#{at}", "user_annotation", 1000 * at, 900) for at in range(3)]
+        events += [complete(name, "cpu_op", 1000 * at + 10, 800) for at in range(3)]
+        (tmp_path / "new.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+        os.replace(tmp_path / "new.json", trace)
+
+    write("aten::mm")
+    program, address = started(str(trace))
+    opened = opener(address)
+
+    def asked() -> tuple[str, bool]:
+        found = opened.open(f"{address.partition('?')[0]}api/operators", timeout=120)
+        return json.loads(found.read())[0]["name"], "stepscope-changed" in found.headers
+
+    assert asked() == ("aten::mm", False)
+    write("aten::add")
+    assert asked() == ("aten::mm", True)
+    opened.open(address.partition("?")[0], timeout=60).read()
+    assert asked() == ("aten::add", False)
+    program.kill()
+    program.communicate()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="Ctrl-C of another process")
 def test_control_c_ends_it_quietly() -> None:
     program, address = started(str(SAMPLE))

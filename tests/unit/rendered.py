@@ -12,7 +12,6 @@ from typing import Any
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.diagnosis import TraceReport, diagnosis_document, json_reports
 from stepscope.report.document import json_bytes
-from stepscope.report.html import html_of
 from stepscope.report.text import markdown_of, text_of
 from tests.published_schema import wrong_in
 
@@ -48,19 +47,6 @@ def markdown_reports(diagnoses: Sequence[Diagnosis], *, top: int, energies: Sequ
 
 def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
     return markdown_reports([diagnosis], top=top)
-
-
-def html_report(
-    diagnoses: Sequence[Diagnosis],
-    pictures: Sequence[Any] | None = None,
-    *,
-    across: Any = (),
-    unreadable: Any = (),
-    **parts: Any,
-) -> bytes:
-    if pictures is not None:
-        parts["picture"] = pictures
-    return html_of(diagnosis_document(reports_of(diagnoses, **parts), across, unreadable))
 
 
 def json_of(diagnoses: Sequence[Diagnosis], *arguments: Any, energies: Sequence[Any] = (), **about: Any) -> Any:

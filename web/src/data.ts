@@ -1,5 +1,6 @@
 /** Where documents come from: the server that stepscope view started, or the report file itself. */
 
+import { signal as state } from "@preact/signals";
 import type { Documents } from "./schema";
 import { parameter } from "./state";
 
@@ -9,9 +10,12 @@ const embedded = readEmbedded();
 
 export const isFile = embedded !== null;
 
-/** The rank and the run that the address chooses; "runs" and "ranks" are about all of them. */
+/** Whether a trace was written again since the server read it. */
+export const isChanged = state(false);
+
+/** The run, how many traces it had, and the rank that the address chooses; "runs" and "ranks" are about all of them. */
 export function scope(name: string): Parameters {
-  const chosen = name === "runs" ? [] : name === "ranks" ? ["run"] : ["run", "rank"];
+  const chosen = name === "runs" ? [] : name === "ranks" ? ["run", "traces"] : ["run", "traces", "rank"];
   return Object.fromEntries(chosen.flatMap((each) => (parameter(each) === null ? [] : [[each, parameter(each)!]])));
 }
 
@@ -32,16 +36,20 @@ export async function fetchDocument<Name extends string & keyof Documents>(
 /** A document as the server sends it, to be handed on. */
 export const fetchBytes = async (name: string): Promise<ArrayBuffer> => (await answerOf(addressOf(name, {}))).arrayBuffer();
 
+/** Have the server do something; it answers once that has begun. */
+export const act = async (name: string, parameters: Parameters): Promise<void> => void (await answerOf(addressOf(name, parameters), undefined, "POST"));
+
 function addressOf(name: string, parameters: Parameters): string {
   const query = new URLSearchParams(Object.entries({ ...scope(name), ...parameters }).map(([key, value]) => [key, String(value)]));
   query.sort();
   return query.size ? `${name}?${query}` : name;
 }
 
-async function answerOf(address: string, signal?: AbortSignal): Promise<Response> {
-  const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
+async function answerOf(address: string, signal?: AbortSignal, method = "GET"): Promise<Response> {
+  const answer = await fetch(`api/${address}`, { method, signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
     throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
   });
+  if (answer.headers.has("stepscope-changed")) isChanged.value = true;
   if (!answer.ok) throw new Unavailable((await answer.json().catch(() => null))?.error ?? answer.statusText);
   return answer;
 }

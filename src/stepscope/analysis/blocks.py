@@ -61,7 +61,8 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
     counted = (added - pl.min_horizontal(added.min().over("device"), 0)).cast(pl.Int64)
     agree = ~pl.col("device").is_in(list(contradictory_totals(trace)))
     known = pl.col("total_allocated").is_not_null().all().over("device") & agree
-    reserved = pl.when((pl.col("total_reserved").max().over("device") > 0) & agree).then(pl.col("total_reserved"))
+    holds_all = ~pl.col("device").is_in(list(_beyond_reserve(trace)))
+    reserved = pl.when((pl.col("total_reserved").max().over("device") > 0) & holds_all).then(pl.col("total_reserved"))
     return memory.select(
         "device",
         "start_ns",
@@ -71,7 +72,15 @@ def memory_levels(trace: Trace) -> pl.DataFrame:
 
 
 def contradictory_totals(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Devices of which more is recorded as allocated than as reserved, with these two at the worst moment, in bytes."""
+    """Devices of which more is recorded as allocated than as reserved, with these two at the worst moment, in bytes.
+
+    An accelerator's allocator hands out only what it has reserved, so one of the totals is wrong. The host is none of
+    these: several allocators share it, and PyTorch's own reserves nothing.
+    """
+    return {device: totals for device, totals in _beyond_reserve(trace).items() if device != "cpu"}
+
+
+def _beyond_reserve(trace: Trace) -> dict[str, tuple[int, int]]:
     more = pl.col("total_allocated") - pl.col("total_reserved")
     has_reserve = pl.col("total_reserved").max().over("device") > 0
     wrong = trace.memory.filter(has_reserve & (more > 0)).sort(more, descending=True).unique("device", keep="first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -17,6 +18,7 @@ from stepscope.analysis.module_paths import OTHER, PHASES
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.trace import Trace, Window
+from stepscope.trace.naming import module_pattern
 from stepscope.trace.nesting import Rows, at, row_numbers
 
 PHASE_COLUMNS: Final = tuple(f"{phase}_ns" for phase in PHASES)
@@ -338,6 +340,7 @@ class Place:
     ns: int  # cost of this place
     call_path: tuple[str, ...]  # the user's frames that lead there, outermost first, as "file:line function"
     inside: tuple[str, ...] = ()  # the libraries' functions below it that each contain at least half of its cost
+    module: str = ""  # a library's module that contains at least half of its cost; a star stands for several layers
 
 
 def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> list[Place]:
@@ -352,15 +355,12 @@ def places(attribution: Attribution, slices: Rows, ns: Rows, top: int = 3) -> li
     """
     slices, ns = slices[slices >= 0], ns[slices >= 0]
     placed = at(attribution.place, slices)
-    found = [
-        Place(
-            *attribution.places[place],
-            cost,
-            call_path(attribution, slice_),
-            library_functions(attribution, slices[placed == place], ns[placed == place]),
-        )
-        for place, cost, slice_ in _costliest(placed, slices, ns, top)
-    ]
+    found = []
+    for place, cost, slice_ in _costliest(placed, slices, ns, top):
+        mine, its_ns = slices[placed == place], ns[placed == place]
+        module, function = library_module(attribution, mine, its_ns)
+        inside = library_functions(attribution, mine, its_ns) or ((function,) if function else ())
+        found.append(Place(*attribution.places[place], cost, call_path(attribution, slice_), inside, module))
     return found or _library_places(attribution, slices, ns, top)
 
 
@@ -449,7 +449,8 @@ def merged(found: list[Place]) -> list[Place]:
             lines[key] = place
         else:
             exact = known.exact_line or place.exact_line
-            lines[key] = Place(*key, exact, known.ns + place.ns, known.call_path or place.call_path, known.inside)
+            path, module = known.call_path or place.call_path, known.module
+            lines[key] = Place(*key, exact, known.ns + place.ns, path, known.inside, module)
     return sorted(lines.values(), key=lambda place: (-place.ns, place.file, place.line))
 
 
@@ -481,6 +482,37 @@ def library_functions(attribution: Attribution, slices: Rows, ns: Rows) -> tuple
         found.append(int(numbers[best]))
         weights = np.where(level == numbers[best], weights, 0)
     return tuple(name for number in found if (name := _function(attribution, number)))
+
+
+def library_module(attribution: Attribution, slices: Rows, ns: Rows) -> tuple[str, str]:
+    """The innermost module that contains at least half of this time, and a library's `forward` in which it runs.
+
+    Layers that differ only in their number count as one, with a star. Both are "" if no library's module does.
+
+    Args:
+        slices: indices into the attribution's activity, all of one place; shape (n,).
+        ns: cost of each; shape (n,).
+    """
+    program = attribution.trace.metadata.program
+    if program is None or not program.module_functions:
+        return "", ""
+    numbers, which = np.unique(at(attribution.module, slices), return_inverse=True)
+    sums: Counter[str] = Counter()
+    paths: dict[str, set[str]] = {}
+    for number, cost in zip(numbers.tolist(), np.bincount(which, ns, len(numbers)).tolist(), strict=True):
+        parts = attribution.modules[number].split(".") if number >= 0 else []
+        for depth in range(1, len(parts) + 1):
+            path = ".".join(parts[:depth])
+            sums[module_pattern(path)] += cost
+            paths.setdefault(module_pattern(path), set()).add(path)
+    most = [pattern for pattern, cost in sums.items() if 2 * cost >= ns.sum() > 0]
+    chosen = max(most, key=lambda pattern: (pattern.count("."), sums[pattern]), default="")
+    parts = chosen.split(".")
+    around = (".".join(parts[:depth]) for depth in range(len(parts), 0, -1))
+    function = next((program.module_functions[each] for each in around if each in program.module_functions), "")
+    if not function:
+        return "", ""
+    return (chosen if len(paths[chosen]) > 1 else paths[chosen].pop()), function
 
 
 def _from_outside(attribution: Attribution, slices: Rows) -> npt.NDArray[np.int64]:

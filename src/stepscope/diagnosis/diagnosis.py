@@ -6,7 +6,6 @@ import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from html import escape
 
 import numpy as np
 import polars as pl
@@ -253,6 +252,7 @@ class Diagnosis:
         serving: what was served; None if the program neither serves nor generates.
         contention: time of the recorded steps that other programs or a quota took; None if little, or unknown.
         calm_step_ns: `step_ns` without it.
+        program: the recorded script and its arguments, as for `stepscope run`; "" if unknown or not to be told.
     """
 
     metadata: Metadata
@@ -295,6 +295,7 @@ class Diagnosis:
     serving: ServingSummary | None = None
     contention: Contention | None = None
     calm_step_ns: int = 0
+    program: str = ""
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:
@@ -320,15 +321,9 @@ class Diagnosis:
         return self.median_step_ns if is_uneven and self.median_step_ns else self.step_ns
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{escape(finding.title)}</td>"
-            f"<td style='text-align:right'>{finding.saving_ns_per_step / 1e6:,.2f} ms</td>"
-            f"<td style='text-align:right'>{finding.saving_share:.1%}</td>"
-            f"<td>{escape(', '.join(f'{place.file}:{place.line}' for place in finding.where))}</td></tr>"
-            for finding in self.findings
-        )
-        head = "<tr><th>finding</th><th>saves per step</th><th>share</th><th>where</th></tr>"
-        return f"<b>step {self.step_ns / 1e6:,.2f} ms</b><table>{head}{rows}</table>"
+        import stepscope
+
+        return stepscope.first_screen(self)  # type: ignore[no-any-return]
 
 
 MINIMUM_SHARE = 0.01

@@ -58,6 +58,8 @@ class Location:
         call_path: the user's frames that lead there, outermost first.
         inside: library functions called from there that each contain at least half of the cost at this place,
             outermost first, as "file:line function".
+        module: the library's module that contains at least half of the cost at this place; a star stands for layers
+            that differ only in their number. "" if none is known.
     """
 
     file: str
@@ -67,6 +69,7 @@ class Location:
     exact_line: bool = False
     call_path: tuple[str, ...] = ()
     inside: tuple[str, ...] = ()
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class Found:
         ends_run_in_ns: see `Finding`.
         for_every_framework: whether the remedy applies even where the rule has one for the program's framework or for
             serving.
+        is_tried: whether a trial of the remedy would show something on this machine.
         is_contention: whether the cost is the recording's contention itself, which other findings leave out.
     """
 
@@ -111,6 +112,7 @@ class Found:
     ends_run_in_ns: int | None = None
     for_every_framework: bool = False
     is_contention: bool = False
+    is_tried: bool = True
 
 
 def note_from_files(title: str, figures: Sequence[Figure], remedy: Remedy, where: tuple[Location, ...] = ()) -> Found:
@@ -229,6 +231,10 @@ class Rule:
             remedy = self.remedies.get(view.framework, remedy)
         elif self.serving is not None and self.serving.is_for(view):
             remedy = self.serving.remedy(view)
+        elif view.trainer is not None:
+            remedy = view.trainer.remedy(self.id, remedy)
+        if not found.is_tried:
+            remedy = replace(remedy, apply=())
         return Finding(
             self.id,
             found.title,

@@ -38,6 +38,7 @@ from stepscope.diagnosis.recording_costs import (
     recorded_events,
     without_recorded_faults,
 )
+from stepscope.diagnosis.trainers import Trainer, trainer_of
 from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
@@ -231,6 +232,16 @@ class View(StepView):
     def framework(self) -> Framework | None:
         """The program's framework, by names that only it records; None for PyTorch on a GPU or CPU and if unknown."""
         return framework_of(self.trace)
+
+    @cached_property
+    def trainer(self) -> Trainer | None:
+        """The library that runs the training loop, by the files in which steps ran; None if it is none that is known.
+
+        Files are those of recorded frames, of a stack at the end of a step, and of functions that made batches.
+        """
+        program = self.program
+        files = [*program.stack, *(stage.file or "" for stage in program.input_stages)]
+        return trainer_of([*files, *self.trace.frames["file"].drop_nulls().unique()]) if self.trains else None
 
     @cached_property
     def trains(self) -> bool:
@@ -585,6 +596,7 @@ def _location(place: Place, total: int) -> Location:
         place.exact_line,
         place.call_path,
         place.inside,
+        place.module,
     )
 
 

@@ -239,7 +239,7 @@ class TileLaw:
         features = choice_features(operations, device, rates)
         scores = np.stack([trees.predict(features) for trees in self.choices])
         weights = np.exp(scores - scores.max(axis=0))
-        weights /= weights.sum(axis=0)
+        weights /= weights.cumsum(axis=0)[-1]  # in order, so that the last digit is the same for one product or many
         total = np.zeros(len(operations))
         for tile, weight in zip(CHOSEN, weights, strict=True):
             total += weight * np.log(best_seconds(self.constants, operations, device, rates, tile))

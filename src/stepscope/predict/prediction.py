@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, joint_band, work_times
 from stepscope.trace import Trace, TraceWarning
 from stepscope.whatif.experiment import Experiment
+
+if TYPE_CHECKING:
+    from stepscope.diagnosis.diagnosis import Unreadable
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -391,6 +394,7 @@ class PredictedSteps:
     memory: MemoryNeed  # memory needed per step
     predictions: tuple[StepPrediction, ...]
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
+    unreadable: tuple[Unreadable, ...] = ()  # files of other ranks, which are missing
 
 
 def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) -> PredictedSteps:

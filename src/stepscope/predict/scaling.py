@@ -102,13 +102,8 @@ def data_parallel(
         UsageError: gradients are unknown; no link is given or recorded; the target has no step time; or the number of
             devices is impossible.
     """
-    for count in devices:
-        if not 1 <= count <= MOST_DEVICES:
-            raise UsageError(f"{count} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
-    if target is not None and target.step_ns is None:
-        raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
     exchange = exchange_of(experiment, others, bucket_bytes)
-    scaling = _Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
+    scaling = Scaling(exchange, named_link(link) if isinstance(link, str) else link, target)
     return tuple(scaling.step(count) for count in devices)
 
 
@@ -165,11 +160,24 @@ def _notes_of_ranks(exchange: RecordedExchange) -> list[str]:
     return notes
 
 
-class _Scaling:
-    """One trace on different numbers of devices."""
+class Scaling:
+    """One trace on different numbers of devices.
+
+    Args:
+        exchange: what they exchange in a step.
+        link: as in `data_parallel`.
+        target: as in `data_parallel`.
+
+    Raises:
+        UsageError: the target has no step time, or no link is given or recorded.
+    """
 
     def __init__(self, exchange: Exchange, link: Link | None, target: StepPrediction | None) -> None:
+        if target is not None and target.step_ns is None:
+            raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
         self.target = target
+        self._steps: dict[int, ScaledStep] = {}
+        self._replays: dict[tuple[bytes, float, int], float] = {}
         self.exchange = exchange
         if link is not None and isinstance(exchange, RecordedExchange):
             self.exchange = exchange = exchange.by_link_of(self._recorded)
@@ -190,6 +198,18 @@ class _Scaling:
         return None if device is None else device_peaks(self.exchange.experiment.trace, device)
 
     def step(self, devices: int) -> ScaledStep:
+        """The step on this many devices, replayed once.
+
+        Raises:
+            UsageError: the number of devices is impossible.
+        """
+        if not 1 <= devices <= MOST_DEVICES:
+            raise UsageError(f"{devices} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
+        if devices not in self._steps:
+            self._steps[devices] = self._step(devices)
+        return self._steps[devices]
+
+    def _step(self, devices: int) -> ScaledStep:
         transfers, experiment = self.exchange.transfers_ns(self.link, devices), self.experiment
         others = self._others_factor
         expected, low, high = (
@@ -315,8 +335,11 @@ class _Scaling:
     def _replayed(self, transfers: Numbers, others: float, graph: Graph | None = None) -> float:
         """Step with messages of this length, and with other exchanges scaled by this factor."""
         base = self.graphs.expected if graph is None else graph
-        base = base.with_work(self._others, others) if len(self._others) else base
-        return self.experiment.run(self.exchange.graph(base, transfers)).step_ns
+        key = transfers.tobytes(), others, id(base)  # a single device has the same messages at both ends: none
+        if key not in self._replays:
+            base = base.with_work(self._others, others) if len(self._others) else base
+            self._replays[key] = self.experiment.run(self.exchange.graph(base, transfers)).step_ns
+        return self._replays[key]
 
     def _straggler_ns(self, devices: int) -> tuple[float, tuple[str, ...]]:
         """Wait for the slowest device; the messages of a trace of several ranks include it already."""

@@ -571,8 +571,12 @@ def launching_operators(trace: Trace) -> Rows:
 
 def in_optimizer(trace: Trace) -> Mask:
     """Whether each operator runs in an optimizer step."""
-    inside: Mask = (operator_places(trace)["phase"] == "optimizer").fill_null(False).to_numpy()
-    return inside
+
+    def found() -> Mask:
+        inside: Mask = (operator_places(trace)["phase"] == "optimizer").fill_null(False).to_numpy()
+        return inside
+
+    return trace.kept("in optimizer", found)
 
 
 def different_calls(operations: Operations) -> Rows:

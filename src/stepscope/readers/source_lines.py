@@ -12,14 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from stepscope.errors import UnreadableTraceError
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
+from stepscope.trace.naming import module_pattern
 from stepscope.trace.nesting import Rows, inherit
-from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, lines_path, read_lines
+from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ProgramFacts, ThreadLines, lines_path, read_lines
 from stepscope.trace.tables import conform, empty
 from stepscope.trace.window import Window
 
@@ -125,6 +127,7 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
     modules = module_table(records, lane_of, origin_ns, period, metadata.window)
     if modules.height:
         writer.write_part("modules", modules)
+        metadata = _with_functions(metadata, records)
     found = _Join(operators, writer.scan("links").collect(), notes, period).locations()
     if (found >= 0).any():
         writer.change("operators", lambda part, first: part.with_columns(_columns(records, found, first, part.height)))
@@ -135,6 +138,15 @@ def _joined(records: LineRecords, writer: StoreWriter, metadata: Metadata) -> tu
         if compiled:
             warnings.append(TraceWarning("compiled_lines", compiled, _COMPILED_WARNING))
     return metadata, tuple(warnings)
+
+
+def _with_functions(metadata: Metadata, records: LineRecords) -> Metadata:
+    known = zip(records.modules, records.module_functions, strict=False)
+    functions = {module_pattern(name): function for name, function in known if function}
+    if not functions:
+        return metadata
+    program = metadata.program or ProgramFacts()
+    return replace(metadata, program=msgspec.structs.replace(program, module_functions=functions))
 
 
 def _line_table(

@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
 
 from stepscope import guard
@@ -25,6 +27,7 @@ from stepscope.record.input_stages import InputWatch, input_watch
 from stepscope.record.lines import line_of
 from stepscope.record.manifest import speed_environment
 from stepscope.record.program_objects import attributes, groups_of, parameters_in, parameters_of, unseen
+from stepscope.trace.naming import is_stepscope_file
 from stepscope.trace.program_facts import (
     KEY,
     CompilationFacts,
@@ -210,6 +213,16 @@ def waiting_threads() -> tuple[WaitingFacts, ...]:
     )
 
 
+def _files_on_stack(frame: FrameType | None) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_stepscope_file(file) and not _OF_TORCH.search(file) and file[:1] != "<":
+            found[file] = None
+        frame = frame.f_back
+    return tuple(reversed(list(found)[-MOST:]))
+
+
 def _bytes(tensors: Iterable[Any]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -218,6 +231,7 @@ def _loaded(module: str, name: str) -> Any:
     return getattr(sys.modules.get(module), name, None)
 
 
+_OF_TORCH: Final = re.compile(r"[/\\]torch[/\\]")
 _TAIL_BYTES: Final = 64
 
 
@@ -237,6 +251,7 @@ class FactsRecording:
         self._steps: StepCounters | None = None
         self._load: LoadMeter | None = None
         self._waiting: tuple[WaitingFacts, ...] = ()
+        self._stack: tuple[str, ...] = ()
         self._is_on = False
 
     def start(self) -> None:
@@ -258,6 +273,7 @@ class FactsRecording:
         if self._steps is not None:
             with guard.attempt():
                 self._steps.border(number)
+                self._stack = self._stack or _files_on_stack(sys._getframe(1))
 
     def finish(self) -> ProgramFacts | None:
         """Stop counting; return None if it was not started."""
@@ -307,6 +323,7 @@ class FactsRecording:
             prompts=guard.attempted(model_calls().prompts),
             model_calls=guard.attempted(model_calls().calls),
             waiting=self._waiting,
+            stack=self._stack,
         )
 
 

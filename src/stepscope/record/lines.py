@@ -505,6 +505,7 @@ class LineTracker:
             problem=self.problem,
             modules=calls.names,
             evaluating=calls.evaluating,
+            module_functions=calls.functions,
         )
 
     def _module_calls(self, watch: Watch) -> NamedCalls:

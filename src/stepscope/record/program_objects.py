@@ -15,11 +15,12 @@ import time
 import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import CodeType, TracebackType
+from dataclasses import dataclass, field
+from types import CodeType, FunctionType, TracebackType
 from typing import Any, Final
 
 from stepscope import guard
+from stepscope.trace.naming import is_third_party_file
 from stepscope.trace.program_facts import MODULE_LEFT
 
 _COMPILED: Final = "_orig_mod"
@@ -175,12 +176,14 @@ class NamedCalls:
     Attributes:
         names: of the modules; a module that was called in both modes is listed twice.
         evaluating: indices of the names that stand for calls in evaluation mode.
+        functions: for each name, its `forward` if that is a library's other than torch, as "file:line function".
         threads: for each thread, the times and the indices of names; MODULE_LEFT for the end of a call.
     """
 
     names: list[str]
     evaluating: list[int]
     threads: list[tuple[array[int], array[int]]]
+    functions: list[str] = field(default_factory=list)
 
 
 def call_time(module: Any) -> int:
@@ -192,6 +195,7 @@ def named_calls(threads: Sequence[CallNotes]) -> NamedCalls:
     """Name the modules of noted calls as `names_in_roots` does; one that is gone, by its class."""
     names = names_in_roots(_roots(threads))
     numbers: dict[tuple[str, bool], int] = {}
+    functions: list[str] = []
     result = []
     for notes in threads:
         times, modules = array("q"), array("i")
@@ -208,11 +212,23 @@ def named_calls(threads: Sequence[CallNotes]) -> NamedCalls:
                 name = name or ".".join([*around[-1:], called.kind])
                 around.append(name)
                 number = numbers.setdefault((name, time_ns < 0), len(numbers))
+                if number == len(functions):
+                    functions.append(_forward_of(module))
             times.append(abs(time_ns))
             modules.append(number)
         result.append((times, modules))
     evaluating = [number for (_, evaluates), number in numbers.items() if evaluates]
-    return NamedCalls([name for name, _ in numbers], evaluating, result)
+    return NamedCalls([name for name, _ in numbers], evaluating, result, functions)
+
+
+def _forward_of(module: Any) -> str:
+    function: Any = next((vars(kind)["forward"] for kind in type(module).__mro__ if "forward" in vars(kind)), None)
+    while type(function) is FunctionType and "__wrapped__" in function.__dict__:
+        function = function.__dict__["__wrapped__"]
+    if type(function) is not FunctionType or not is_third_party_file(function.__code__.co_filename):
+        return ""
+    code = function.__code__
+    return f"{code.co_filename}:{code.co_firstlineno} {type(module).__name__}.{code.co_name}"
 
 
 def _roots(threads: Iterable[CallNotes]) -> list[Any]:

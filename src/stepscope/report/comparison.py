@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.analysis.host import CAUSES
-from stepscope.analysis.picture import StepPicture
 from stepscope.compare.comparison import Comparison, by_name
 from stepscope.compare.matching import SAME
 from stepscope.compare.statistics import SampleComparison
@@ -17,7 +15,6 @@ from stepscope.compare.trace_record import EnergyComparison, SideSummary
 from stepscope.report.document import (
     Block,
     Document,
-    Drawing,
     Facts,
     Group,
     Items,
@@ -30,8 +27,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.energy import energy
-from stepscope.report.format import change_words, count, duration, file_name, interval_words, share, share_of
-from stepscope.report.html import TemplateVariables, cause_view, picture_view
+from stepscope.report.format import change_words, count, file_name
 from stepscope.report.redaction import Redactor
 from stepscope.report.words import (
     advice,
@@ -42,8 +38,6 @@ from stepscope.report.words import (
     where_sentences,
 )
 
-Pictures = tuple[StepPicture | None, StepPicture | None]
-"""The typical step of each side."""
 TABLES: Final = ("causes", "lines", "operators", "kernels", "kernel_changes", "modules", "communication", "memory",
                  "settings")  # fmt: skip
 """Tables of a comparison, named as its attributes and JSON keys."""
@@ -58,26 +52,18 @@ _SAMPLE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def comparison_document(
-    comparisons: Sequence[Comparison], pictures: Sequence[Pictures] = (), *, only_why: bool = False
-) -> Document:
+def comparison_document(comparisons: Sequence[Comparison], *, only_why: bool = False) -> Document:
     """Report every comparison with the same baseline; several comparisons start with an overview table.
 
     Args:
-        pictures: for each comparison, a step of either side, drawn on the page.
         only_why: leave out the verdict, which the caller prints elsewhere.
 
     Raises:
-        ValueError: there is no comparison, or the number of pictures differs.
+        ValueError: there is no comparison.
     """
     if not comparisons:
         raise ValueError("a document needs at least one comparison")
-    groups = [
-        _group(f"c{number}", comparison, pair, only_why)
-        for number, (comparison, pair) in enumerate(
-            zip(comparisons, pictures or [(None, None)] * len(comparisons), strict=True)
-        )
-    ]
+    groups = [_group(f"c{number}", comparison, only_why) for number, comparison in enumerate(comparisons)]
     names = [file_name(side.name) for side in (comparisons[0].before, comparisons[0].after)]
     if len(comparisons) == 1 or only_why:
         return Document(f"{names[0]} and {names[1]}", tuple(groups), "--json -", 4)
@@ -86,30 +72,17 @@ def comparison_document(
     return Document(f"{names[0]} and {len(comparisons)} others", (head, *groups), "--json -", 4)
 
 
-def _group(key: str, comparison: Comparison, pictures: Pictures, only_why: bool) -> Group:
+def _group(key: str, comparison: Comparison, only_why: bool) -> Group:
     before, after = comparison.before, comparison.after
     why = "Where the difference comes from: " if only_why else ""
     blocks = (
         Section(
             f"{file_name(before.name)} → {file_name(after.name)}",
             tuple(_summary(comparison, only_why)),
-            id=f"{key}-verdict",
-            link="Verdict",
-            style="summary compared-summary",
             is_quiet=True,
         ),
-        *_steps(key, comparison, pictures),
-        Section(
-            "Where the difference comes from",
-            (Drawing("changes", changes_view(comparison)),),
-            id=f"{key}-causes",
-            link="Where it comes from",
-            only="page",
-        ),
-        Section(
-            "What the difference of a step is made of", (Table(cause_table(comparison)),), folded=True, only="off page"
-        ),
-        *_difference_sections(key, comparison),
+        Section("What the difference of a step is made of", (Table(cause_table(comparison)),), folded=True),
+        *_difference_sections(comparison),
     )
     return Group(f"{why}{after.name} against {before.name}", blocks, key, "both", is_quiet=True)
 
@@ -120,45 +93,19 @@ def _summary(comparison: Comparison, only_why: bool) -> Iterator[Block]:
     yield from () if only_why else (Text(verdict_sentence(samples), f"headline {samples.verdict.split(' ')[0]}"),)
     yield from texts(" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))]), style="where")
     if not only_why:
-        yield Drawing("tiles", {"tiles": list(_tiles(samples))})
         yield Table(sample_table(samples, (sides[0].name, sides[1].name), comparison.energies), only="markdown")
     notes = (*([] if only_why else [*detectable_sentences(samples), *samples.caveats]), *comparison.notes)
     yield from section_if("To keep in mind", *([Items(notes, "keep muted")] if notes else []), folded=True)
 
 
-def _tiles(samples: SampleComparison) -> Iterator[dict[str, str]]:
-    sides = (
-        ("Step before", samples.before_ns, samples.before_low_ns, samples.before_high_ns),
-        ("Step after", samples.after_ns, samples.after_low_ns, samples.after_high_ns),
-    )
-    for label, ns, low_ns, high_ns in sides:
-        if ns is not None:
-            begin = f"{duration(low_ns)} to" if low_ns else "up to"
-            interval = "" if low_ns is None or high_ns is None else f"{begin} {duration(high_ns)}"
-            yield {"label": label, "value": duration(ns), "note": interval}
-    if samples.change is not None:
-        low, high = samples.change_low, samples.change_high
-        interval = "one step tells no interval" if low is None or high is None else interval_words(low, high)
-        label = f"Change, {share_of(samples.confidence)} interval"
-        yield {"label": label, "value": change_words(samples.change), "note": interval}
-
-
-def _steps(key: str, comparison: Comparison, pictures: Pictures) -> Iterator[Section]:
-    view = steps_view(key, comparison, pictures)
-    if view["steps"]:
-        title = "A typical step of each, on one scale"
-        drawing = Drawing("steps_beside", view)
-        yield Section(title, (drawing,), id=f"{key}-picture", link="Both steps", style="compared", only="page")
-
-
-def _difference_sections(key: str, comparison: Comparison) -> Iterator[Section]:
-    for number, (title, table) in enumerate(difference_tables(comparison)):
+def _difference_sections(comparison: Comparison) -> Iterator[Section]:
+    for title, table in difference_tables(comparison):
         is_starred = table.things == "lines" and comparison.lines["exact_line"].eq(False).any()
         blocks: tuple[Block, ...] = (table, *texts(_STARRED if is_starred else "", style="muted"))
-        yield Section(title, blocks, id=f"{key}-{number}", link=title, folded=True)
+        yield Section(title, blocks, folded=True)
     if comparison.settings.height:
         table = Table(settings_table(comparison))
-        yield Section("Settings that differ", (table,), id=f"{key}-settings", link="Settings", folded=True)
+        yield Section("Settings that differ", (table,), folded=True)
 
 
 def overview(comparisons: Sequence[Comparison]) -> pl.DataFrame:
@@ -360,127 +307,3 @@ def _paths(comparison: Comparison) -> Iterator[str]:
         yield from (side.name, *side.paths)
     for column in ("file", "after_file"):
         yield from comparison.lines.select(pl.col(column).drop_nulls().unique()).to_series()
-
-
-_BUSY_COLOURS: Final = {
-    "communication": "var(--k-communication)",
-    "copies": "var(--k-copy)",
-    "other work": "var(--k-other)",
-}
-_WHOSE: Final = {
-    "device": "What the device did, and why it was idle",
-    "host": "What the main thread did",
-    "mixed": "What the device did, and why it was idle; without a device, what the main thread did",
-}
-_BUSY_MEANINGS: Final = {
-    "computing": "the device computed",
-    "communication": "the device only communicated",
-    "copies": "the device only copied",
-    "other work": "the device did other work",
-    "compute": "the host was computing",
-}
-
-
-def steps_view(
-    key: str, comparison: Comparison, pictures: tuple[StepPicture | None, StepPicture | None]
-) -> TemplateVariables:
-    """Both step pictures on the scale of the longer one."""
-    longest = max((picture.duration_ns for picture in pictures if picture is not None), default=0)
-    names = zip(("Before", "After"), (comparison.before, comparison.after), pictures, strict=True)
-    steps = [
-        {
-            "id": f"{key}-{side.lower()}",
-            "side": side,
-            "name": file_name(summary.name) + _rank(summary),
-            "note": _note(summary),
-            **picture_view(picture, scale_ns=longest),
-        }
-        for side, summary, picture in names
-        if picture is not None
-    ]
-    legend = {cause["label"]: cause for step in steps for cause in step["legend"]}
-    kinds = sorted({kind for step in steps for kind in step["kinds"]})
-    is_device = comparison.basis != "host"
-    return {"id": key, "steps": steps, "legend": list(legend.values()), "kinds": kinds, "device": is_device}
-
-
-def _rank(side: SideSummary) -> str:
-    rank = side.trace.metadata.rank
-    return f", rank {rank}" if side.ranks > 1 and rank is not None else ""
-
-
-def _note(side: SideSummary) -> str:
-    if side.step_source == "none":
-        return "the whole recording: no steps were found"
-    return f"{duration(side.step_ns)} on average" if side.step_count > 1 else ""
-
-
-def changes_view(comparison: Comparison) -> TemplateVariables:
-    """Each cause's time before and after as bars on one scale, and the differences around a centre line."""
-    steps_ns = (comparison.before.step_ns, comparison.after.step_ns)
-    whole = max(*steps_ns, 1.0)
-    rows = comparison.causes.rows(named=True)
-    widest = max((abs(row["difference_ns"]) for row in rows), default=0.0) or 1.0
-    views = [_cause(row, whole, widest, comparison.basis == "mixed") for row in rows]
-    order = sorted(views, key=lambda view: (view["kind"] != "busy" and not view["computing"], -view["most"]))
-    bars = [
-        {
-            "label": side,
-            "time": duration(ns),
-            "width": 100 * ns / whole,
-            "segments": [
-                {**view, "width": view["widths"][place], "time": view["times"][place]}
-                for view in order
-                if view["widths"][place] > 0
-            ],
-        }
-        for place, (side, ns) in enumerate(zip(("Before", "After"), steps_ns, strict=True))
-    ]
-    total = comparison.difference_ns
-    return {
-        "rows": views,
-        "bars": bars,
-        "legend": order,
-        "total": {
-            "times": [duration(ns) for ns in steps_ns],
-            "difference": _signed(total),
-            "share": _signed_share(total / max(steps_ns[0], 1.0)),
-        },
-        "whose": _WHOSE[comparison.basis],
-    }
-
-
-def _cause(row: dict[str, Any], whole: float, widest: float, mixed: bool) -> TemplateVariables:
-    kind, name = row["kind"], row["name"]
-    computing = kind == "busy" or name == "compute"
-    view = cause_view(name)
-    if computing:
-        colour = _BUSY_COLOURS.get(name, "var(--busy)")
-        view.update(colour=colour, hatched=False, ink="var(--ink)", meaning=_BUSY_MEANINGS.get(name, ""))
-        view["label"] = "computing" if name == "compute" else view["label"]
-    if kind == "idle":
-        view["label"] = f"idle: {view['label']}"
-    elif kind == "host" and mixed:
-        view["label"] = f"host: {view['label']}"
-    view["meaning"] = view["meaning"] or CAUSES.get(name, "")
-    return {
-        **view,
-        "kind": kind,
-        "computing": computing,
-        "times": [duration(row["before_ns"]), duration(row["after_ns"])],
-        "widths": [100 * row["before_ns"] / whole, 100 * row["after_ns"] / whole],
-        "most": max(row["before_ns"], row["after_ns"]),
-        "difference": _signed(row["difference_ns"]),
-        "share": _signed_share(row["share"]),
-        "more": row["difference_ns"] > 0,
-        "reach": 50 * abs(row["difference_ns"]) / widest,
-    }
-
-
-def _signed(ns: float) -> str:
-    return f"{'+' if ns > 0 else '−' if ns < 0 else ''}{duration(abs(ns))}"
-
-
-def _signed_share(part: float) -> str:
-    words = share(abs(part))
-    return words if words.startswith("<") or not part else f"{'+' if part > 0 else '−'}{words}"

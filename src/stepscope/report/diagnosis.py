@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,26 +11,25 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from stepscope.analysis.picture import StepPicture
 from stepscope.analysis.telemetry import TelemetryPicture
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, StepTime, Unreadable
-from stepscope.diagnosis.finding import Figure, Finding, Location
-from stepscope.diagnosis.ranks import RankRecord, exchange_table
+from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
+from stepscope.diagnosis.finding import Finding, Location
+from stepscope.diagnosis.rank_summary import RankSummary
+from stepscope.diagnosis.ranks import exchange_table
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
+from stepscope.record.runs import own_names
 from stepscope.report.document import (
     Block,
     Causes,
     Document,
-    Drawing,
     Figures,
     FindingBlock,
     Group,
     Items,
     Place,
     Section,
-    ShownInterval,
     Table,
     Text,
     Where,
@@ -39,14 +39,11 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.energy import measured_section, trace_json
-from stepscope.report.format import count, duration, file_name, printable, share, size, warning_sentence
-from stepscope.report.html import picture_view
-from stepscope.report.memory import telemetry_view
+from stepscope.report.format import duration, file_name, printable, share, warning_sentence
 from stepscope.report.places import glances, serving_glance
 from stepscope.report.words import (
     afterwards_sentence,
     basis_sentence,
-    busiest_device,
     busy_sentences,
     causes_of,
     compile_sentences,
@@ -71,9 +68,9 @@ from stepscope.report.words import (
     trial,
     unreadable_heading,
     unreadable_sentences,
-    whole,
 )
 from stepscope.trace import Trace, Window
+from stepscope.trace.naming import package_path
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
@@ -84,17 +81,13 @@ class TraceReport:
     """The report of one trace.
 
     Attributes:
-        picture: a typical step.
-        telemetry: what the program logged and sampled.
-        rank: record for comparing the ranks of a job; None for a single trace.
+        rank: for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
         page: what a report file keeps of the trace besides.
     """
 
     diagnosis: Diagnosis
-    picture: StepPicture | None = None
-    telemetry: TelemetryPicture | None = None
-    rank: RankRecord | None = None
+    rank: RankSummary | None = None
     energy: TraceEnergy | None = None
     page: Any = None
 
@@ -124,20 +117,45 @@ def trace_report(
         progress: called with the number of rules that have been asked, and of all.
     """
     from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.ranks import rank_record
+    from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.record.apply.flags import applied_beside
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
-    record = None
+    rank = None
     if (trace.metadata.world_size or 1) > 1:
-        record = view.earlier.value("rank record", lambda: rank_record(trace, view))
+        rank = view.earlier.value("rank summary", lambda: rank_summary(view))
         view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
-        rank=record,
+        rank=rank,
         energy=_energy(view, diagnosis),
     )
+
+
+def with_own_commands(report: TraceReport) -> TraceReport:
+    """The report whose commands name the trace, and the program that was recorded, as the user would write them."""
+    diagnosis = report.diagnosis
+    names = own_names(diagnosis.metadata.path)
+
+    def told(text: str) -> str:
+        text = _OF_TRACE.sub(lambda match: f"{match[1]} {names.trace}", text) if names.trace else text
+        return text.replace(_A_PROGRAM, names.command) if names.command else text
+
+    def of_finding(finding: Finding) -> Finding:
+        remedy = finding.remedy
+        return replace(finding, remedy=replace(remedy, text=told(remedy.text), code=told(remedy.code)))
+
+    questions = tuple(replace(each, how=told(each.how)) for each in diagnosis.not_answered)
+    findings = tuple(map(of_finding, diagnosis.findings))
+    return replace(
+        report, diagnosis=replace(diagnosis, findings=findings, not_answered=questions, program=names.program)
+    )
+
+
+_OF_TRACE: Final = re.compile(r"\b(stepscope [a-z-]+) TRACE\b")
+_A_PROGRAM: Final = "python train.py"
+"""The program in remedies' commands."""
 
 
 def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
@@ -180,15 +198,7 @@ def _whole(trace: Trace) -> Window:
     return Window(0, 1)
 
 
-MAXIMUM_BARS: Final = 300
-"""Most bars of steps; more steps share bars, which show their slowest step."""
 _RATIOS: Final = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
-_DEVICE_COLOURS: Final = {
-    "compute": "var(--busy)",
-    "exposed communication": "var(--k-communication)",
-    "exposed copies": "var(--k-copy)",
-    "idle": "var(--idle)",
-}
 
 
 def diagnosis_document(
@@ -210,20 +220,20 @@ def diagnosis_document(
     """
     if not reports:
         raise ValueError("a document needs at least one report")
-    without = section_if(unreadable_heading(unreadable), *_items(unreadable_sentences(unreadable)), id="unreadable")
+    without = section_if(unreadable_heading(unreadable), *_items(unreadable_sentences(unreadable)))
     if len(reports) == 1:
         name = file_name(reports[0].diagnosis.metadata.path) or "a trace"
-        return Document(name, (*_rank(reports[0], "r0", name), *without))
+        return Document(name, (*_rank(reports[0], name), *without))
     diagnoses = [report.diagnosis for report in reports]
     things = ranks_or_traces(diagnoses)
     best = max(reports, key=_largest_saving)
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
-    shared = [_finding(number, each, slowest, None, "together") for number, each in enumerate(across, start=1)]
+    shared = [_finding(number, each, slowest) for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
     head = Section(title, (Table(rank_table(diagnoses)),), style="summary")
     below = f"Below: {rank_name(best.diagnosis)}, which can save most. -v shows every {things.removesuffix('s')}."
     groups = [
-        Group(name, tuple(_rank(report, f"r{number}", name)), f"r{number}")
+        Group(name, tuple(_rank(report, name)), f"r{number}")
         for number, report in enumerate(reports)
         for name in (rank_name(report.diagnosis),)
         if every or report is best
@@ -242,7 +252,7 @@ def diagnosis_document(
 
 
 def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
-    table = exchange_table([report.rank for report in reports if report.rank is not None])
+    table = exchange_table([report.rank.record for report in reports if report.rank is not None])
     if table.height:
         shown = Table(table, "exchanges", table.height, brief=tuple(table.columns))
         yield Section("What all ranks exchange: waiting for the last one, and the transfer after it", (shown,))
@@ -256,25 +266,24 @@ def _items(sentences: Sequence[str]) -> tuple[Items, ...]:
     return (Items(tuple(sentences)),) if sentences else ()
 
 
-def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
+def _rank(report: TraceReport, name: str) -> Iterator[Block]:
     diagnosis = report.diagnosis
     yield Section(name, (*_summary(diagnosis),), style="summary", is_quiet=True)
-    findings = tuple(_findings(report, key))
-    yield Section("Findings", findings, id=f"{key}-findings", link="Findings", is_quiet=True)
-    yield from _picture(report, key)
+    findings = tuple(_findings(diagnosis))
+    yield Section("Findings", findings, is_quiet=True)
     if diagnosis.serving is not None:
         served = serving_glance(diagnosis.serving)
-        yield Section(served.heading, (Figures(served.rows),), id=f"{key}-serving", link="Serving")
-    yield from _times(diagnosis, key)
+        yield Section(served.heading, (Figures(served.rows),))
+    yield from _times(diagnosis)
     busy = _items(busy_sentences(diagnosis))
-    yield from section_if("What the device worked on, and what it reached", *busy, id=f"{key}-busy", link="Busy")
+    yield from section_if("What the device worked on, and what it reached", *busy)
     graphs = _items(graph_sentences(diagnosis))
     compiled = _items(compile_sentences(diagnosis))
-    yield from section_if("What torch.compile did", *compiled, id=f"{key}-compile", link="Compiled")
-    yield from section_if("Kernels in graphs", *graphs, id=f"{key}-graphs", link="Graphs")
-    yield from _glances(diagnosis, key)
-    yield from _steps(report, key)
-    yield from _drawings(report, key)
+    yield from section_if("What torch.compile did", *compiled)
+    yield from section_if("Kernels in graphs", *graphs)
+    yield from _glances(diagnosis)
+    if report.energy is not None:
+        yield measured_section(report.energy)
     for things, frame, total in (
         ("kernels", diagnosis.kernels, diagnosis.kernel_count),
         ("operators", diagnosis.operators, diagnosis.operator_count),
@@ -282,9 +291,9 @@ def _rank(report: TraceReport, key: str, name: str) -> Iterator[Block]:
         if not frame.is_empty():
             table = Table(frame, things, total, brief=top_columns(frame))
             title = f"{things.capitalize()}, the costliest first"
-            yield Section(title, (table,), id=f"{key}-{things}", link=things.capitalize())
+            yield Section(title, (table,))
     questions = [_question(each.question, each.why, each.rules, each.how) for each in diagnosis.not_answered]
-    yield from section_if("What this trace cannot answer", *_items(questions), id=f"{key}-open", link="Not answered")
+    yield from section_if("What this trace cannot answer", *_items(questions))
     yield from section_if("Applied to the program", *_items(diagnosis.applied))
     yield from section_if("While reading the trace", *_items([warning_sentence(each) for each in diagnosis.warnings]))
 
@@ -295,80 +304,17 @@ def _question(question: str, why: str, rules: Sequence[str], how: str) -> str:
 
 
 def _summary(diagnosis: Diagnosis) -> Iterator[Block]:
-    metadata = diagnosis.metadata
-    facts = [metadata.format, f"{count(metadata.events)} events" if metadata.events else ""]
-    if metadata.rank is not None:
-        facts.append(f"rank {metadata.rank}" + (f" of {metadata.world_size}" if metadata.world_size else ""))
-    facts += [f"device {device.device}: {device.name}" for device in metadata.devices if device.name]
-    facts.append(metadata.host or "")
-    yield from texts(metadata.path, " · ".join(filter(None, facts)), style="muted", only="page")
     yield Text(headline(diagnosis), "headline")
     yield from texts(*exceptional_sentences(diagnosis))
-    yield Drawing("tiles", {"tiles": _tiles(diagnosis)})
-    yield from (Drawing("bar", _device(device)) for device in diagnosis.shown[0])
 
 
-def _tiles(diagnosis: Diagnosis) -> list[dict[str, str]]:
-    stepped = diagnosis.step_source != "none"
-    how = f"mean of {count(diagnosis.step_count)}" if diagnosis.step_count > 1 else "one step"
-    how += ", inferred from what repeats" if diagnosis.step_source == "inferred" else ""
-    label = "Step" if stepped else "Recorded"
-    tiles = [_tile(label, duration(diagnosis.step_ns), how if stepped else "no steps were found")]
-    device = busiest_device(diagnosis)
-    if device is not None:
-        window = max(device.window_ns, 1)
-        busy, name = f"{duration(device.busy_ns)} of {duration(device.window_ns)}", f"Device {device.device}"
-        several = len(diagnosis.devices) > 1
-        tiles.append(_tile(f"{name} busy" if several else "Device busy", share(device.busy_ns / window), busy))
-        idle = f"{name} idle" if several else "Device idle"
-        tiles.append(_tile(idle, share(device.idle_ns / window), duration(device.idle_ns)))
-    best = max(diagnosis.findings, key=lambda finding: finding.saving_ns_per_step, default=None)
-    if best is not None and best.saving_ns_per_step > 0:
-        note = f"{share(best.saving_share)} of {whole(diagnosis)}: {best.rule}"
-        saving_ns = round(best.saving_share * diagnosis.promised_step_ns)
-        tiles.append(_tile("Largest saving", duration(saving_ns), note))
-    return tiles
-
-
-def _tile(label: str, value: str, note: str) -> dict[str, str]:
-    return {"label": label, "value": value, "note": note}
-
-
-def _device(device: DeviceSummary) -> dict[str, Any]:
-    """A device's window as one bar: each activity counted once, then idle time."""
-    window = max(device.window_ns, 1)
-    communication, copies = device.exposed_communication_ns, device.exposed_copy_ns
-    parts = {
-        "compute": max(device.busy_ns - communication - copies, 0),
-        "exposed communication": communication,
-        "exposed copies": copies,
-        "idle": device.idle_ns,
-    }
-    segments = [
-        {
-            "label": label,
-            "width": 100 * ns / window,
-            "colour": _DEVICE_COLOURS[label],
-            "ink": "var(--ink)",
-            "hatched": False,
-            "time": f"{duration(ns)}, {share(ns / window)}",
-        }
-        for label, ns in parts.items()
-        if ns > 0
-    ]
-    return {"name": " · ".join(filter(None, (f"Device {device.device}", device.name))), "segments": segments}
-
-
-def _findings(report: TraceReport, key: str) -> Iterator[Block]:
-    diagnosis = report.diagnosis
+def _findings(diagnosis: Diagnosis) -> Iterator[Block]:
     if not diagnosis.findings:
         open_questions = diagnosis.not_answered and " Questions that the trace leaves open follow below."
         yield Text(f"{nothing_sentence(diagnosis)}{open_questions or ''}")
     for number, finding in enumerate(diagnosis.findings, start=1):
-        yield _finding(number, finding, diagnosis, report, key)
+        yield _finding(number, finding, diagnosis)
     together = texts(together_sentence(diagnosis), style="together")
-    if not together and len(diagnosis.findings) > 1:
-        yield Text("Savings overlap: they do not add up.", "muted", "page")
     yield from section_if("", *together, *texts(afterwards_sentence(diagnosis)), is_quiet=True)
     yield from texts(hidden_sentence(diagnosis), style="muted")
     yield from section_if(
@@ -376,7 +322,7 @@ def _findings(report: TraceReport, key: str) -> Iterator[Block]:
     )
 
 
-def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceReport | None, key: str) -> FindingBlock:
+def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingBlock:
     remedy = finding.remedy
     return FindingBlock(
         number,
@@ -390,50 +336,23 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis, report: TraceR
         remedy.text,
         remedy.code,
         diff_text(remedy),
-        trial(remedy),
-        tuple(map(_figure, finding.evidence.figures)),
-        tuple(
-            ShownInterval(
-                each.start_ns, each.duration_ns, each.what, _is_drawn(each.start_ns, each.duration_ns, report)
-            )
-            for each in finding.evidence.intervals
-        ),
-        key,
+        trial(remedy, diagnosis.program),
     )
 
 
 def _place(location: Location) -> Place:
     place = f"{location.file}:{location.line} {location.function}".rstrip()
-    return Place(place, location.share, location.exact_line, location.call_path, "".join(location.inside[-1:]))
+    inside = ", module ".join(filter(None, (package_path("".join(location.inside[-1:])), location.module)))
+    return Place(place, location.share, location.exact_line, location.call_path, inside)
 
 
-def _figure(figure: Figure) -> tuple[str, str, str]:
-    write = {"ns": duration, "bytes": size, "share": share}.get(figure.unit, count)
-    return figure.name, write(figure.value), "" if figure.threshold is None else write(figure.threshold)
-
-
-def _is_drawn(start_ns: int, duration_ns: int, report: TraceReport | None) -> bool:
-    picture = None if report is None else report.picture
-    if picture is None:
-        return False
-    return start_ns < picture.start_ns + picture.duration_ns and start_ns + duration_ns > picture.start_ns
-
-
-def _picture(report: TraceReport, key: str) -> Iterator[Section]:
-    if report.picture is None:
-        return
-    title = "A typical step" if report.diagnosis.steps.height else "What was recorded"
-    drawing = Drawing("picture", {"id": key, **picture_view(report.picture)})
-    yield Section(title, (drawing,), id=f"{key}-picture", link="Picture", only="page")
-
-
-def _times(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
+def _times(diagnosis: Diagnosis) -> Iterator[Section]:
     """Why each device was idle, or without a device where the host's time went."""
     shown = shown_devices(diagnosis)
     devices, times, _ = diagnosis.shown
     if len(shown) < len(devices):
         yield Section(f"All {len(devices)} devices", (Table(device_table(diagnosis)),), only="text")
-    for number, device in enumerate(devices):
+    for device in devices:
         idle = causes_of(times.filter(pl.col("device") == device.device))
         total = f"{duration(device.idle_ns)} of {duration(device.window_ns)} ({share(idle_share(device))})"
         causes = Causes(idle, device.window_ns, device.busy_ns, f"Device {device.device}")
@@ -442,76 +361,18 @@ def _times(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
             f"Why device {device.device} was idle: {total}",
             (causes,),
             only=only,
-            id="" if number else f"{key}-time",
-            link="" if number else "Idle time",
         )
     if not diagnosis.devices and diagnosis.host.height:
         causes = Causes(causes_of(diagnosis.host), int(diagnosis.host["ns"].sum()), 0, "Host time", "Of the time")
-        note = Text("No device was recorded: this is the main host thread's time.", "muted", "page")
         title = "Where the host's time went"
-        yield Section(title, (note, causes), id=f"{key}-time", link="Host time")
+        yield Section(title, (causes,))
 
 
-def _glances(diagnosis: Diagnosis, key: str) -> Iterator[Section]:
+def _glances(diagnosis: Diagnosis) -> Iterator[Section]:
     at_length = {glance.heading for glance in glances(diagnosis, shown_devices(diagnosis))}
-    for number, glance in enumerate(glances(diagnosis)):
+    for glance in glances(diagnosis):
         only: Where = "everywhere" if glance.heading in at_length else "off text"
-        yield Section(glance.heading, (Figures(glance.rows),), id="" if number else f"{key}-glance", only=only)
-
-
-def _steps(report: TraceReport, key: str) -> Iterator[Section]:
-    diagnosis, picture = report.diagnosis, report.picture
-    if not diagnosis.steps.height:
-        return
-    rows = diagnosis.steps.sort("start_ns").rows(named=True)
-    each = -(-len(rows) // MAXIMUM_BARS)
-    groups = [rows[first : first + each] for first in range(0, len(rows), each)]
-    slowest = [max(group, key=lambda row: row["duration_ns"]) for group in groups]
-    longest = max(1, *(row["duration_ns"] for row in slowest), diagnosis.step_ns)
-    drawn = -1 if picture is None else picture.start_ns
-    bars = [
-        {
-            "label": f"step {row['index']}: {duration(row['duration_ns'])}"
-            + ("" if row["complete"] else ", not recorded completely"),
-            "height": 100 * row["duration_ns"] / longest,
-            "partial": not row["complete"],
-            "drawn": any(member["start_ns"] == drawn for member in group),
-        }
-        for row, group in zip(slowest, groups, strict=True)
-    ]
-    view = {
-        "bars": bars,
-        "median": 100 * diagnosis.step_ns / longest,
-        "mean": duration(diagnosis.step_ns),
-        "longest": duration(longest),
-        "first": rows[0]["index"],
-        "last": rows[-1]["index"],
-        "partial": any(bar["partial"] for bar in bars),
-        "drawn": any(bar["drawn"] for bar in bars),
-        "grouped": each if each > 1 else 0,
-    }
-    yield Section("Steps over time", (Drawing("steps", view),), id=f"{key}-steps", link="Steps", only="page")
-
-
-def _drawings(report: TraceReport, key: str) -> Iterator[Section]:
-    """Energy, and telemetry, which only a page draws."""
-    if report.energy is not None:
-        yield measured_section(report.energy, id=f"{key}-energy", link="Energy")
-    if report.telemetry is not None:
-        drawing = Drawing("telemetry", telemetry_view(report.telemetry))
-        yield Section(
-            "Telemetry of the run", (drawing,), id=f"{key}-telemetry", link="Telemetry", style="telemetry", only="page"
-        )
-
-
-def telemetry_document(title: str, pictures: Sequence[tuple[str, TelemetryPicture]]) -> Document:
-    """Plot telemetry that was recorded without a trace: one section for each named picture."""
-    about = Text("What the program logged, and how busy the machine was meanwhile.", "muted")
-    sections = [
-        Section(name, (Drawing("telemetry", telemetry_view(picture)),), f"t{number}-telemetry", name, "telemetry")
-        for number, (name, picture) in enumerate(pictures)
-    ]
-    return Document(title, (Section(title, (about,), style="summary"), *sections))
+        yield Section(glance.heading, (Figures(glance.rows),), only=only)
 
 
 def json_reports(
@@ -526,7 +387,7 @@ def json_reports(
     found = [json_report(report) for report in reports]
     if len(found) == 1:
         return {**found[0], "unreadable": unreadable}
-    exchanges = exchange_table([report.rank for report in reports if report.rank is not None])
+    exchanges = exchange_table([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
         across_ranks=[_finding_json(finding) for finding in across],
@@ -560,6 +421,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({"program": diagnosis.program} if diagnosis.program else {}),
         **({} if diagnosis.contention is None else {"contention": _contention_json(diagnosis, diagnosis.contention)}),
         **({} if diagnosis.compiled is None else {"compile": diagnosis.compiled}),
         **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),

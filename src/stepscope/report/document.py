@@ -137,19 +137,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownInterval:
-    """An interval of the trace that shows a finding; `drawn` if it overlaps the picture of the step."""
-
-    start_ns: int
-    duration_ns: int
-    what: str
-    drawn: bool
-
-
-@dataclass(frozen=True, slots=True)
 class FindingBlock:
-    """A finding; figures are (name, value, threshold crossed), the threshold "" if there is none."""
-
     number: int
     rule: str
     title: str
@@ -162,10 +150,6 @@ class FindingBlock:
     code: str
     diff: str
     trial: str
-    figures: tuple[tuple[str, str, str], ...]
-    intervals: tuple[ShownInterval, ...]
-    picture: str
-    """Key of the rank whose picture shows the intervals."""
 
 
 @dataclass(frozen=True, slots=True)

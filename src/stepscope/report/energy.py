@@ -329,23 +329,8 @@ def section_sentences(found: TraceEnergy) -> Iterator[str]:
     yield "stepscope energy shows where it goes, what it emits and what the findings would save."
 
 
-def measured_section(found: TraceEnergy, **options: Any) -> Section:
-    """Report what was measured; a page also shows the parts of each measured device."""
-    tables = [
-        Section(
-            f"Where the energy of device {device.device} goes",
-            (_parts_of(device.parts, device.nanojoules),),
-            only="page",
-        )
-        for device in found.devices
-        if device.basis == "measured" and device.nanojoules is not None
-    ]
-    return Section("Energy", (Items(tuple(section_sentences(found))), *tables), **options)
-
-
-def _parts_of(parts: Sequence[EnergyPart], whole: tuple[int, int]) -> Table:
-    frame = part_table(parts, whole)
-    return Table(frame.drop("meaning") if (frame["meaning"] == "").all() else frame)
+def measured_section(found: TraceEnergy) -> Section:
+    return Section("Energy", (Items(tuple(section_sentences(found))),))
 
 
 def limits_document(runs: Sequence[LimitRun]) -> Document:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from typing import Any, Final
 
 import polars as pl
 
 from stepscope.analysis.blocks import CATEGORIES
 from stepscope.analysis.memory import DeviceMemory, MemorySummary
-from stepscope.analysis.telemetry import PlotLine, TelemetryPicture, TelemetryPlot
 from stepscope.report.document import Block, Document, Facts, Group, Section, Table, Text, fields, stamped
-from stepscope.report.format import cell, clock, count, duration, share, size
-from stepscope.report.html import TemplateVariables, script_json
+from stepscope.report.format import cell, count, duration, share, size
 
 _NO_ADDRESSES: Final = (
     "The events have no addresses, like those of older profilers: how long each block lived, and what was alive at the "
@@ -138,8 +134,9 @@ def facts(summary: MemorySummary) -> Iterator[tuple[str, str]]:
     if memory.contradiction is not None:
         allocated, reserved = map(size, memory.contradiction)
         yield (
-            "refused",
-            f"the recorded totals: {allocated} allocated, but only {reserved} reserved, cannot both be true",
+            "totals",
+            f"not used: the recording says that {allocated} were in use when {reserved} were reserved, but only "
+            "reserved memory can be in use; the levels here are added up from single allocations",
         )
     if not memory.is_total:
         yield "counted", "what was allocated since the recording began; what was there before is unknown"
@@ -204,130 +201,3 @@ def _device_json(summary: MemorySummary) -> dict[str, Any]:
         **fields(summary, "name", "categories", "lines", "modules", "operators", "allocator"),
         "out_of_memory": summary.failures,
     }
-
-
-_WIDTH: Final = 1000
-_HEIGHT: Final = 300
-NAMED_LINES: Final = 8
-"""More lines are thin and grey, since more colours cannot be told apart."""
-
-_SHORT_UNIT: Final = 5
-"""Longer units are written only with the last value."""
-_LARGEST: Final = 1e300
-"""Larger values are drawn outside, since their difference could overflow."""
-_FROM_ZERO: Final = ("share", "bytes", "bytes/s", "cores", "W", "MHz")
-
-
-def telemetry_view(picture: TelemetryPicture) -> TemplateVariables:
-    """Telemetry plots by group, marks of the trace's time, and sentences."""
-    whole = max(picture.duration_s, 1e-9)
-    groups = [
-        {"title": title, "plots": [_plot(plot, whole) for plot in plots]}
-        for title, plots in groupby(picture.plots, key=lambda plot: plot.group)
-    ]
-    left_out = picture.plots_left_out
-    return {
-        "groups": groups,
-        "length": clock(picture.duration_s),
-        "recorded": None if picture.recorded_s is None else _band(picture.recorded_s, whole),
-        "left_out": f"showing {len(picture.plots)} of {len(picture.plots) + left_out} plots" if left_out else "",
-        "notes": list(picture.notes),
-    }
-
-
-def _band(recorded_s: tuple[float, float], whole: float) -> TemplateVariables:
-    left, right = (min(max(each / whole, 0), 1) * 100 for each in recorded_s)
-    return {"left": left, "width": max(right - left, 0), "time": duration((recorded_s[1] - recorded_s[0]) * 1e9)}
-
-
-def _plot(plot: TelemetryPlot, whole: float) -> TemplateVariables:
-    ticks = _ticks(plot)
-    unit = plot.unit if len(plot.unit) <= _SHORT_UNIT or plot.unit in _FROM_ZERO else ""
-    drawn = [_telemetry_drawn(line, whole, ticks[0], ticks[-1]) for line in plot.lines]
-    sentences = []
-    if len(plot.lines) > NAMED_LINES:
-        sentences.append(f"in colour the {NAMED_LINES} lines with the largest values, {len(plot.lines)} in all")
-    if plot.left_out:
-        sentences.append(f"{plot.left_out} more are not drawn")
-    data = {"seconds": whole, "unit": plot.unit, "lines": [_telemetry_data(line, plot.unit) for line in plot.lines]}
-    return {
-        "title": plot.title,
-        "ticks": [_value(each, unit) for each in reversed(ticks)],
-        "lines": drawn,
-        "legend": [
-            {"label": line.label or "whole", "colour": number}
-            for number, line in enumerate(plot.lines[:NAMED_LINES])
-            if len(plot.lines) > 1
-        ],
-        "sentence": "; ".join(sentences),
-        "last": _last(plot),
-        "data": script_json(data),
-        "described": f"{plot.title}, {len(plot.lines)} lines" if len(plot.lines) > 1 else plot.title,
-    }
-
-
-def _telemetry_drawn(line: PlotLine, whole: float, low: float, high: float) -> TemplateVariables:
-    """A line's path; a single point is a stroke of zero length with round ends, drawn as a dot."""
-    pieces: list[str] = []
-    begins = True
-    for time_s, value in line.points.select("time_s", "value").iter_rows():
-        if value is None:
-            begins = True
-            continue
-        x, y = _WIDTH * time_s / whole, _HEIGHT * (high - value) / (high - low)
-        pieces.append(f"{'M' if begins else 'L'}{x:.1f} {y:.1f}" + ("h0" if begins else ""))
-        begins = False
-    odd = "".join(f"M{_WIDTH * each / whole:.1f} 0V{_HEIGHT}" for each in line.not_finite_s)
-    return {"path": "".join(pieces), "odd": odd}
-
-
-def _telemetry_data(line: PlotLine, unit: str) -> list[Any]:
-    """[name, times, values, steps] for the script; bytes are integers, other values are rounded."""
-    rows = line.points
-    return [
-        line.label,
-        [round(each, 4) for each in rows["time_s"].to_list()],
-        [None if each is None else round(each) if unit == "bytes" else float(f"{each:.6g}") for each in rows["value"]],
-        rows["step"].to_list() if rows["step"].null_count() < rows.height else None,
-    ]
-
-
-def _ticks(plot: TelemetryPlot) -> list[float]:
-    """Round, evenly spaced ticks, from below the lowest value to above the highest one."""
-    values = pl.concat([line.points["value"].drop_nulls() for line in plot.lines]).to_list() or [0.0, 1.0]
-    low, high = max(min(values), -_LARGEST), min(max(values), _LARGEST)
-    if plot.unit in _FROM_ZERO:
-        low = min(low, 0.0)
-    if plot.unit == "share":
-        high = max(high, 1.0)
-    # a spread within floating-point error
-    if high - low <= max(abs(low), abs(high)) * 1e-9:
-        low, high = (low, high + (abs(high) or 1.0)) if plot.unit in _FROM_ZERO else (low - 1, high + 1)
-    step = _round((high - low) / 3, 2 if plot.unit.startswith("bytes") else 10)
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [number * step for number in range(first, max(last, first + 1) + 1)]
-
-
-def _round(step: float, base: int) -> float:
-    """The next larger round step: 1, 2 or 5 times a power of ten; for bytes, a power of two."""
-    power = base ** math.floor(math.log(step, base))
-    return next(float(each * power) for each in (1, 2, 5, 10) if each * power >= step * (1 - 1e-9))
-
-
-def _last(plot: TelemetryPlot) -> str:
-    if len(plot.lines) != 1:
-        return ""
-    values = plot.lines[0].points["value"].drop_nulls()
-    return _value(values[-1], plot.unit) if values.len() else ""
-
-
-def _value(value: float, unit: str) -> str:
-    match unit:
-        case "bytes":
-            return size(value)
-        case "bytes/s":
-            return f"{size(value)}/s"
-        case "share":
-            return share(value)
-    number = count(value) if abs(value) >= 1000 else f"{value + 0.0:.4g}"
-    return f"{number} {unit}" if unit else number

@@ -25,6 +25,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.format import count, dollars, duration, file_name, share, size, warning_sentence
 from stepscope.report.html import TemplateVariables
+from stepscope.report.predict import missing_section
 
 
 def plan_document(plan: Plan) -> Document:
@@ -42,6 +43,7 @@ def plan_document(plan: Plan) -> Document:
             is_quiet=True,
         ),
         *(_machines(plan) if plan.machines else ()),
+        *missing_section(plan.recorded.unreadable),
         Section(
             "What this rests on",
             (Items(tuple(filter(None, basis)), "said muted"),),
@@ -139,6 +141,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         machines=[_machine(each, plan) for each in plan.machines],
         left_out=plan.refused,
         **fields(plan, "without_price", "notes"),
+        unreadable=recorded.unreadable,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
+from stepscope.diagnosis.diagnosis import Unreadable
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
@@ -29,6 +30,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.format import count, duration, file_name, share, size, warning_sentence
+from stepscope.report.words import unreadable_heading, unreadable_sentences
 
 _MOST_WARNINGS: Final = 5
 _EXACT: Final = 0.0005
@@ -51,8 +53,15 @@ def predict_document(answer: PredictedSteps, scaled: Sequence[Block] = (), *, to
         *_basis(answer),
         *section_if("", *_items(_notes(answer)), is_quiet=True),
         *scaled,
+        *missing_section(answer.unreadable),
     )
     return Document("prediction", blocks)
+
+
+def missing_section(unreadable: Sequence[Unreadable]) -> Iterator[Section]:
+    """Which other ranks are missing, and why."""
+    items = _items(iter(unreadable_sentences(unreadable)))
+    yield from section_if(unreadable_heading(unreadable), *items, id="unreadable")
 
 
 def _items(sentences: Iterator[str]) -> tuple[Items, ...]:
@@ -259,6 +268,7 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         **fields(answer, *names, "memory"),
         predictions=[_prediction(each) for each in answer.predictions],
         sentences=sentences(predict_document(answer)),
+        unreadable=answer.unreadable,
     )
 
 

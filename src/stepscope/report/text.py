@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from stepscope.analysis.host import CAUSES
 from stepscope.report import document as doc
 from stepscope.report.format import cell, count, duration, filled, plot_range, printable, share
+from stepscope.report.palette import terminal_bar
 from stepscope.report.tables import heading, showing, table_lines
 from stepscope.report.words import after_sentence, joined_causes, place_words
 
@@ -24,7 +25,7 @@ _BAR_WIDTH: Final = 20
 _WIDE: Final = 60
 """Least width, in columns, at which the meaning of figures is shown."""
 _ROOMY: Final = 100
-_STYLES: Final = {"bold": "1", "dim": "2", "bar": "34", "high": "1;31", "medium": "1;33", "low": "1;36", "note": "1"}
+_STYLES: Final = {"bold": "1", "dim": "2", "high": "1;31", "medium": "1;33", "low": "1;36", "note": "1"}
 """SGR sequences by style."""
 _PLOT_ROWS: Final = 8
 _WIDEST: Final = 4
@@ -122,11 +123,12 @@ class _Printer:
         names = max((cell_len(printable(each.cause)) for each in shown), default=0)
         bar_width = _BAR_WIDTH if self.width >= 80 else _BAR_WIDTH // 4
         for each in shown:
-            bar = f"{'█' * round(min(each.share, 1) * bar_width):<{bar_width}}"
+            sign, hue = terminal_bar(each.cause) if self.colour else ("█", "")
+            bar = f"{sign * round(min(each.share, 1) * bar_width):<{bar_width}}"
             why = "; ".join(filter(None, (CAUSES.get(each.cause, ""), after_sentence(each))))
             head = f"{printable(each.cause):<{names}} {bar} {share(each.share):>7} {duration(each.ns):>9} "
             lines = self.filled(why if self.width >= _WIDE else "", indent, head)
-            yield from (line.replace(bar, self.styled(bar, "bar"), 1) for line in lines)
+            yield from (line.replace(bar, self.painted(bar, hue), 1) for line in lines)
 
     def code(self, text: str, indent: int) -> Iterator[str]:
         yield ""
@@ -162,8 +164,10 @@ class _Printer:
         yield from filled(printable(text), self.width, first, following, break_words="://" not in text)
 
     def styled(self, text: str, style: str) -> str:
-        sequence = _STYLES.get(style) if self.colour else None
-        return text if sequence is None or not text else f"\x1b[{sequence}m{text}\x1b[0m"
+        return self.painted(text, _STYLES.get(style, ""))
+
+    def painted(self, text: str, sequence: str) -> str:
+        return f"\x1b[{sequence}m{text}\x1b[0m" if self.colour and sequence and text else text
 
 
 def plot_lines(plot: doc.Plot, width: int) -> Iterator[str]:

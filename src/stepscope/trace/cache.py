@@ -52,7 +52,7 @@ except ImportError:  # Windows, where files that another process has open cannot
 
 Build: TypeAlias = Callable[[StoreWriter], tuple[Metadata, tuple[TraceWarning, ...]]]
 
-READER_VERSION: Final = 13
+READER_VERSION: Final = 14
 """Incremented whenever a reader produces different tables from the same file, so that older stores are not used."""
 DEFAULT_LIMIT_BYTES: Final = 10 * 2**30
 
@@ -168,13 +168,16 @@ class TraceCache:
         self.root = default_root() if root is None else Path(root)
         self._limit_bytes = limit_bytes
 
-    def key_of(self, path: str | Path, variant: str = "") -> str:
+    def key_of(self, path: str | Path, variant: str = "", least_bytes: int | None = None) -> str:
         """Return `content_key`; that of a large file is kept, and holds until its size, times or place change.
+
+        Args:
+            least_bytes: the size from which a file is large; smaller where many files are looked at together.
 
         Raises UnreadableTraceError if the file cannot be read.
         """
         state = _state(path)
-        if state is None or state[0] < _LARGE_BYTES:
+        if state is None or state[0] < (_LARGE_BYTES if least_bytes is None else least_bytes):
             return content_key(path, variant)
         name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()
         here = [name, *map(str, state), f"{READER_VERSION}/{VERSION}/{variant}"]

@@ -247,6 +247,22 @@ def is_third_party_file(file: str | None) -> bool:
     return path.lstrip("./").split("/", 1)[0].removesuffix(".py") not in sys.stdlib_module_names
 
 
+_INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
+
+
+def package_path(path: str) -> str:
+    """A library's file from its package on, if it is installed: "transformers/trainer.py"."""
+    return _INSTALLED.sub("", path)
+
+
+_NUMBERED: Final = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def module_pattern(path: str) -> str:
+    """A module's path with a star for each number, which stands for all layers alike: "h.3.mlp" is "h.*.mlp"."""
+    return _NUMBERED.sub("*", path)
+
+
 @dataclass(frozen=True, slots=True)
 class UserCode:
     """The user's settings for which files are their code, in addition to `is_user_file`.

@@ -505,6 +505,9 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
         environment: environment variables that affect speed.
         start: nanoseconds since the start of the process, {"torch_imported_ns", "first_step_ns", "recording_ns"}.
         pauses: only the long ones.
+        module_functions: `forward` of modules that a library other than torch defines, as "file:line function", by the
+            modules' names as `module_pattern` gives them.
+        stack: files in which the steps' thread was when a step ended, but torch's and stepscope's, outermost first.
     """
 
     loaders: tuple[LoaderFacts, ...] = ()
@@ -522,6 +525,8 @@ class ProgramFacts(msgspec.Struct, kw_only=True, frozen=True):
     prompts: PromptFacts | None = None
     model_calls: ModelCallFacts | None = None
     waiting: tuple[WaitingFacts, ...] = ()
+    module_functions: dict[str, str] = {}
+    stack: tuple[str, ...] = ()
     steps: tuple[StepFacts, ...] = ()
     backward: tuple[BackwardFacts, ...] = ()
     constants: tuple[ConstantFacts, ...] = ()
@@ -623,6 +628,8 @@ class LineRecords(msgspec.Struct, kw_only=True):
         start_unix_ns, end_unix_ns: bounds of the recording of lines.
         problem: why lines were not recorded, or not to the end.
         evaluating: indices in `modules` of calls in evaluation mode.
+        module_functions: for each of `modules`, its `forward` as "file:line function"; "" if it is torch's or no
+            library's.
     """
 
     version: int = VERSION
@@ -634,6 +641,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
     problem: str | None = None
     modules: list[str] = []
     evaluating: list[int] = []
+    module_functions: list[str] = []
 
 
 def lines_path(trace: str | Path) -> Path:

@@ -22,10 +22,13 @@ Known: TypeAlias = Callable[[str], Collection[str]]
 
 MOST_BYTES: Final = 256 << 20
 """Of all kept answers together, with their keys."""
-CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto")
+ACTIONS: Final = ("capture",)
+"""Documents that do something, and answer that it has begun."""
+CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto", "ranks", *ACTIONS)
 """Documents that are not kept: those of many windows or choices, those that change, and a copy of the trace."""
 KINDS: Final = (
-    ("session", "timeline", "slice", "stretch", "places", "runs", "progress"),  # follow the reader's hand
+    ("session", "timeline", "slice", "stretch", "places", "runs"),  # follow the reader's hand
+    ("progress", *ACTIONS),  # ask running programs
     ("whatif",),
     ("predict", "plan", "energy"),  # take seconds when they are first made
     ("ranks", "compare"),  # read other traces
@@ -114,15 +117,28 @@ class Documents:
             job = asked.get()
             with self._lock:
                 if not job.begin():
-                    del self._coming[job.key]
+                    self._end(job)
                     continue
             answer = self._answer(job.name, job.options)
             with self._lock:
-                if answer.status == 200 and job.name not in CHANGING:
+                if self._end(job) and answer.status == 200 and job.name not in CHANGING:
                     self._keep(job.key, answer)
-                del self._coming[job.key]
             for each in job.waiting:
                 each.set_result(answer)
+
+    def _end(self, job: _Job) -> bool:
+        """Whether the job is about what is shown now."""
+        is_current = self._coming.get(job.key) is job
+        if is_current:
+            del self._coming[job.key]
+        return is_current
+
+    def forget(self) -> None:
+        """Make everything anew, as what it is about has changed; who waits already still gets what was there before."""
+        with self._lock:
+            self._kept.clear()
+            self._kept_bytes = 0
+            self._coming.clear()
 
     def _answer(self, name: str, options: Options) -> Answer:
         try:

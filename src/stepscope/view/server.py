@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from stepscope.view.documents import Answer, Documents
+from stepscope.view.documents import ACTIONS, Answer, Documents
 from stepscope.view.page import PAGE, bundled
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class _Guarded:
         is_page = request.url.path == "/" and request.method == "GET"
         if door.is_from_elsewhere(host, headers.get("origin"), None if is_page else headers.get("sec-fetch-site")):
             return PlainTextResponse("Another site's page may not ask.\n", 403)
+        if request.method == "POST" and "origin" not in headers:  # every browser tells it
+            return PlainTextResponse("Only the page itself may ask for this.\n", 403)
         if len(request.scope["query_string"]) > _LONGEST_QUERY:
             return PlainTextResponse("The address is too long.\n", 414)
         token = request.cookies.get(door.cookie)
@@ -164,10 +166,26 @@ class _Seen:
         self.at_s = time.monotonic()
 
 
-def application(documents: Documents, door: Door, seen: _Seen | None = None) -> ASGIApp:
-    """The page, its script and style, and its documents at api/NAME."""
+class Shown(Protocol):
+    """What the page is about, in files that may change."""
+
+    def is_changed(self) -> bool:
+        """Whether a file is another than the one that was read."""
+
+    def renew(self) -> bool:
+        """Have changed files read again; whether there are any."""
+
+
+CHANGED: Final = "stepscope-changed"
+"""Header of an answer about a file that has changed since."""
+
+
+def application(documents: Documents, door: Door, seen: _Seen | None = None, shown: Shown | None = None) -> ASGIApp:
+    """The page, its script and style, and its documents at api/NAME. Loading the page reads changed files again."""
 
     async def page(_: Request) -> Response:
+        if shown is not None and shown.renew():
+            documents.forget()
         return Response(PAGE, media_type="text/html")
 
     async def script(_: Request) -> Response:
@@ -177,6 +195,8 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None) -> 
         return Response(bundled("page.css"), media_type="text/css")
 
     async def document(request: Request) -> Response:
+        if (request.path_params["name"] in ACTIONS) != (request.method == "POST"):
+            return PlainTextResponse("Method Not Allowed\n", 405)
         asked = asyncio.wrap_future(documents.ask(request.path_params["name"], dict(request.query_params)))
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -184,7 +204,8 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None) -> 
             if not asked.done():
                 return Response(status_code=408)  # nobody reads it
             answer: Answer = asked.result()
-            return Response(answer.body, answer.status, media_type="application/json")
+            headers = {CHANGED: "1"} if shown is not None and shown.is_changed() else None
+            return Response(answer.body, answer.status, headers, media_type="application/json")
         finally:
             asked.cancel()
             gone.cancel()
@@ -193,7 +214,7 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None) -> 
         Route("/", page),
         Route("/page.js", script),
         Route("/page.css", style),
-        Route("/api/{name}", document),
+        Route("/api/{name}", document, methods=["GET", "POST"]),
     ]
     return _Guarded(Starlette(routes=routes), door, seen or _Seen())
 
@@ -234,11 +255,11 @@ class _Server(uvicorn.Server):
         yield
 
 
-def serve(documents: Documents, door: Door, opened: socket.socket, idle_after_s: float) -> bool:
+def serve(documents: Documents, door: Door, shown: Shown, opened: socket.socket, idle_after_s: float) -> bool:
     """Serve until Ctrl-C, or until no request came for a time; whether it was the latter."""
     seen = _Seen()
     settings = uvicorn.Config(
-        application(documents, door, seen),
+        application(documents, door, seen, shown),
         log_config=None,
         log_level="critical",  # what ends or breaks off while it is answered is no news
         access_log=False,

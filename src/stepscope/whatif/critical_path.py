@@ -64,13 +64,16 @@ class _Walker:
     def __init__(self, experiment: Experiment, done: Replay) -> None:
         self._experiment, self._done = experiment, done
         graph = done.graph
-        self._works, self._stretches, self._edges = graph.works, graph.stretches, graph.handovers
+        self._stretches, self._edges = graph.stretches, graph.handovers
         self._host_waits = sources_by_target(graph.host_waits)
         self._handovers = handovers_by_target(graph)
         self._numbers: dict[int, list[int]] = {}
         for number, target in enumerate(graph.handovers.target.tolist()):
             self._numbers.setdefault(target, []).append(number)
         self._offsets, self._own = launch_offsets(graph), scaled_own(graph)
+        works = (done.work_start, done.work_end, graph.works.previous, graph.works.stretch, self._offsets)
+        columns = (*works, graph.works.latency_ns, graph.works.launched, graph.works.gap_ns)
+        self._columns: list[list[int]] = [each.tolist() for each in columns]  # lists are read faster one by one
         begin, self.end = self._span()
         self.chain = Chain(done, begin)
 
@@ -109,22 +112,21 @@ class _Walker:
 
     def before_work(self, work: int) -> _Point:
         """Add a work, and continue with what it waited for."""
-        done, works = self._done, self._works
-        start = int(done.work_start[work])
-        self.chain.works.append((work, start, min(int(done.work_end[work]), self._until)))
+        starts, ends, befores, sources, offsets, latencies, launched, gaps = self._columns
+        start = starts[work]
+        self.chain.works.append((work, start, min(ends[work], self._until)))
         self._until = min(self._until, start)
         if start <= self.chain.begin:
             return None
         options: list[tuple[int, int, _Point]] = []
-        previous, source = int(works.previous[work]), int(works.stretch[work])
+        previous, source = befores[work], sources[work]
         if source >= 0:
-            ready = int(done.stretch_start[source]) + int(self._offsets[work])
-            options.append((ready, ready - int(works.latency_ns[work]), _OnHost(source, int(works.launched[work]))))
+            ready = int(self._done.stretch_start[source]) + offsets[work]
+            options.append((ready, ready - latencies[work], _OnHost(source, launched[work])))
         for other, delay in self._queue_waits.get(work, ()):
-            options.append((int(done.work_end[other]) + delay, int(done.work_end[other]), _OnDevice(other)))
+            options.append((ends[other] + delay, ends[other], _OnDevice(other)))
         if previous >= 0:
-            free = int(done.work_end[previous])
-            options.append((free + int(works.gap_ns[work]), free, _OnDevice(previous)))
+            options.append((ends[previous] + gaps[work], ends[previous], _OnDevice(previous)))
         if not options:
             return None
         _, since, point = max(options, key=lambda option: option[0])

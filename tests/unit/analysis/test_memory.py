@@ -7,7 +7,7 @@ from dataclasses import replace
 import polars as pl
 import pytest
 
-from stepscope.analysis.blocks import blocks, category_of_stack, memory_devices, memory_levels
+from stepscope.analysis.blocks import blocks, category_of_stack, contradictory_totals, memory_devices, memory_levels
 from stepscope.analysis.memory import (
     DeviceMemory,
     alive_at,
@@ -94,6 +94,17 @@ def test_levels_are_those_recorded() -> None:
     recording.allocation(20, -50, total_allocated=1000, total_reserved=2000)
 
     assert memory_levels(recording.trace()).rows() == [("0", 10, 1050, 2000), ("0", 20, 1000, 2000)]
+
+
+def test_the_host_shares_no_reserve_that_its_totals_could_contradict() -> None:
+    recording = Recording()
+    for device in ("cpu", "0"):
+        recording.allocation(10, 50, device=device, total_allocated=1050, total_reserved=2000)
+        recording.allocation(20, 50, device=device, total_allocated=1100, total_reserved=0)
+    trace = recording.trace()
+
+    assert contradictory_totals(trace) == {"0": (1100, 0)}
+    assert memory_levels(trace).filter(device="cpu").rows() == [("cpu", 10, 1050, None), ("cpu", 20, 1100, None)]
 
 
 def test_levels_without_totals_are_the_least_that_are_possible() -> None:

@@ -9,7 +9,8 @@ import pytest
 from stepscope.analysis.attribution import attribute, parse, user_entries
 from stepscope.analysis.host import host_activity
 from stepscope.analysis.places import Place, places
-from stepscope.trace import Trace
+from stepscope.trace import Metadata, Trace
+from stepscope.trace.program_facts import ProgramFacts
 from tests.unit.recording import Recording
 
 
@@ -51,6 +52,35 @@ def test_the_users_innermost_frame_and_the_path_to_it() -> None:
     assert places_of(recording) == [
         Place("model.py", 30, "forward", False, 10, ("train.py:1 <module>", "train.py:20 main"))
     ]
+
+
+@pytest.mark.parametrize(
+    ("layers", "module"), [((0, 1), "GPT.h.*.mlp.act"), ((1,), "GPT.h.1.mlp.act")], ids=["several layers", "one layer"]
+)
+def test_a_librarys_module_is_named_beside_the_users_line(layers: tuple[int, ...], module: str) -> None:
+    forward = "/env/site-packages/gpt/layers.py:9 Mlp.forward"
+    recording = Recording(Metadata(program=ProgramFacts(module_functions={"GPT.h.*.mlp": forward})))
+    recording.frame(0, 100, "train.py(20): main")
+    for place, layer in enumerate(layers):
+        begin = 50 * place
+        for inner in ("GPT", f"GPT.h.{layer}", f"GPT.h.{layer}.mlp", f"GPT.h.{layer}.mlp.act"):
+            begin += 1
+            recording.module(begin, 40 - begin % 50, inner)
+        recording.operator(begin + 1, 20, "aten::gelu")
+        recording.operator(begin + 41, 2, "aten::sum")
+
+    [found] = places_of(recording)
+    assert (found.file, found.line, found.inside, found.module) == ("train.py", 20, (forward,), module)
+
+
+def test_modules_of_the_user_and_of_torch_are_not_named() -> None:
+    recording = Recording(Metadata(program=ProgramFacts(module_functions={"Other": "/env/other.py:1 Other.forward"})))
+    recording.frame(0, 100, "train.py(20): main")
+    recording.module(1, 90, "Net")
+    recording.operator(2, 20, "aten::gelu")
+
+    [found] = places_of(recording)
+    assert (found.inside, found.module) == ((), "")
 
 
 def test_costs_of_calls_of_one_function_add_up_and_the_costliest_comes_first() -> None:

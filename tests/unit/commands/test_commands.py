@@ -3,6 +3,7 @@ import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import stepscope.diagnosis.rules
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine import parsed_size
 from stepscope.commands.read.diagnose import parsed_setting, parsed_share
+from stepscope.commands.read.documents import Room
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import Command
 from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold
@@ -137,7 +139,7 @@ class TestFrame:
             (["--verison"], "there is no option --verison; did you mean --version?"),
             (["cache", "list", "1", "2"], "'2' is one argument too many"),
             (["cache", "lst"], "did you mean list?"),
-            (["lines"], "the following arguments are required: TRACE"),
+            (["export"], "the following arguments are required: TRACE"),
             (["kernels", "x", "--format", "jsn"], "did you mean json?"),
             (["kernels", "x", "--top", "many"], "'many' is not a whole number"),
             (["diagnose", "x", "--fail-on", "10"], "'10' is not a share of a step: write 10% or 0.1"),
@@ -238,6 +240,23 @@ class TestDiagnose:
         diagnose_as(monkeypatch, full())
         assert main(["diagnose", trace, "--json", "-"]) == 0
         assert json.loads(capsys.readouterr().out)["schema"] == 1
+
+    def test_html_names_what_did_not_fit(self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        whole, part = (tmp_path / f"{name}.html" for name in ("whole", "part"))
+        assert main(["diagnose", trace, "--html", str(whole)]) == 0
+        everything = documents_in(whole.read_text())
+        least = 3 * len(json.dumps(everything["steps"]))
+        monkeypatch.setattr("stepscope.commands.read.documents.Room", lambda: Room(least))
+        assert main(["diagnose", trace, "--html", str(part)]) == 0
+        found = documents_in(part.read_text())
+
+        gone = [name for name in everything if name not in found and "?" not in name]
+        assert "steps" in found
+        assert "timeline" in gone
+        said = found["session"]["left_out"]
+        assert len(said) >= len(gone)
+        path = everything["diagnosis"]["trace"]["path"]
+        assert [sentence for sentence in said if f"stepscope view {shlex.quote(path)}" in sentence]
 
     def test_html_holds_the_documents_of_the_trace(
         self, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

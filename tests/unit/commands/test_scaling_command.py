@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
 import pytest
 
 from stepscope.commands import main
+from stepscope.commands.plan import predict
+from stepscope.machine.devices import DevicePeaks
+from stepscope.predict.prediction import StepPrediction, StepPredictor
+from tests.unit.predict.test_prediction import copying
 from tests.unit.predict.test_scaling import device_steps
+from tests.unit.recording import saved
+from tests.unit.small_traces import complete
 from tests.unit.whatif.test_graph import waiting_step
 
 
@@ -107,3 +114,43 @@ def test_why_no_step_time_is_given_is_said_for_several_as_well(trace: str, capsy
     said = refused(capsys, trace, "--to", "L4", "--devices", "2", "--link", "pcie4")
 
     assert "so several of them have none either: for 100% of the device's time there is no model for the L4: " in said
+
+
+@pytest.mark.parametrize("broken", ["a.json", "c.json"])
+def test_a_rank_that_cannot_be_read_is_named_and_left_out(
+    broken: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = [complete(f"ProfilerStep#{at}", "user_annotation", 1000 * at, 900) for at in range(3)]
+    events += [complete("aten::mm", "cpu_op", 1000 * at + 10, 800) for at in range(3)]
+    (tmp_path / "b.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    (tmp_path / broken).write_text("no trace")
+
+    assert main(["plan", str(tmp_path), "--iterations", "1e5", "--json", "-"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["trace"]["path"] == str(tmp_path / "b.json")
+    assert [each["path"] for each in answer["unreadable"]] == [str(tmp_path / broken)]
+    assert main(["plan", str(tmp_path), "--iterations", "1e5"]) == 0
+    assert broken in capsys.readouterr().out
+
+    (tmp_path / "b.json").write_text("no trace")
+    assert main(["plan", str(tmp_path), "--iterations", "1e5"]) == 2
+
+
+def test_a_further_choice_predicts_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, predicted = saved(tmp_path, copying()), list[str]()
+
+    def on(self: StepPredictor, target: DevicePeaks) -> StepPrediction:
+        predicted.append(target.name)
+        return predict_on(self, target)
+
+    predict_on = StepPredictor._on
+    monkeypatch.setattr(StepPredictor, "_on", on)
+
+    def asked(*words: str) -> argparse.Namespace:
+        return predict.PLAN.parsed([trace, "--iterations", "1e5", *words])
+
+    basis = predict.opened(asked())
+    plans = [predict.plan_of(asked(*words), basis) for words in ((), ("--iterations", "2e6"), ("--gpus", "1"))]
+    assert len(predicted) == len(set(predicted)) > 1
+    first, longer, _ = ({each.price.instance: each.hours for each in plan.machines} for plan in plans)
+    assert longer == pytest.approx({name: hours * 20 for name, hours in first.items()})

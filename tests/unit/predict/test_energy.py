@@ -28,7 +28,7 @@ from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow, 
 from stepscope.trace.metadata import Device
 from stepscope.trace.telemetry import MISSING_SCHEMA, SAMPLE_SCHEMA, Telemetry
 from tests.unit.recording import Recording
-from tests.unit.rendered import html_report, json_of, markdown_reports, text_reports, written
+from tests.unit.rendered import json_of, markdown_reports, text_reports, written
 from tests.unit.small_traces import complete, kernel, opened
 
 MS = 1_000_000
@@ -359,18 +359,12 @@ class TestSections:
         assert f"Energy\n  - {self.SENTENCE}\n  - Not measured: processors: RAPL <needs> root.\n" in text
         markdown = markdown_reports([diagnosis], top=1, energies=[found])
         assert f"## Energy\n\n- {self.SENTENCE}\n- Not measured: processors: RAPL &lt;needs&gt; root.\n" in markdown
-        page = html_report([diagnosis], energy=[found]).decode()
-        assert f"<li>{self.SENTENCE}</li>" in page
-        assert "<h3>Where the energy of device 0 goes</h3>" in page
-        assert 'href="#r0-energy"' in page
         assert json_of([diagnosis], energies=[found])["energy"]["devices"][0]["joules"] == [1.6, 1.6]
 
     def test_of_the_rank_that_measured(self) -> None:
         diagnosis, found = self.found()
         both = [diagnosis, diagnose_view(View(steps()))]
 
-        page = html_report(both, energy=[None, found]).decode()
-        assert ('id="r0-energy"' in page, 'id="r1-energy"' in page) == (False, True)
         reports = json_of(both, energies=[None, found])["ranks"]
         assert ["energy" in report for report in reports] == [False, True]
         assert (
@@ -382,7 +376,6 @@ class TestSections:
         diagnosis, _ = self.found()
 
         assert "Energy" not in text_reports([diagnosis], width=160, colour=False, top=1)
-        assert "-energy" not in html_report([diagnosis], [None]).decode()
         assert "energy" not in json_of([diagnosis])
 
 

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepscope.predict.operations import KINDS, Operations
-from stepscope.predict.trace_operations import described, is_backward, operations_of_calls
+from stepscope.machine.devices import DevicePeaks, named_device
+from stepscope.predict.operation_times import operation_times
+from stepscope.predict.operations import KINDS, Operations, OperationTimes
+from stepscope.predict.trace_operations import CalledOperations, described, is_backward, operations_of_calls
 from stepscope.readers import open_trace
 from stepscope.trace import Trace
+from stepscope.trace.nesting import Rows
 from tests.unit.recording import Recording
 
 FLOAT, HALF = '"float"', '"c10::BFloat16"'
@@ -213,3 +216,35 @@ def test_products_of_real_traces_have_the_dimensions_of_their_arithmetic(name: s
     assert len(products) > 100
     assert set(found.kind.tolist()) <= {*KINDS, ""}
     assert np.array_equal(products.flops, 2 * products.batch * products.rows * products.columns * products.inner)
+
+
+def test_distinct_operations_are_predicted_once_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(operations: Operations, device: DevicePeaks) -> OperationTimes:
+        asked.append(len(operations))
+        return operation_times(operations, device)
+
+    monkeypatch.setattr("stepscope.predict.trace_operations.operation_times", counted)
+    trace = launched()
+    device = named_device("L4")
+    found = [CalledOperations.of(trace).times_on(device) for _ in range(2)]
+
+    assert asked == [1]  # both calls are alike
+    alone = operation_times(operations_of_calls(trace)[1], device)
+    for name in ("ns", "low_ns", "high_ns", "basis"):
+        assert [getattr(each, name).tolist() for each in found] == [getattr(alone, name).tolist()] * 2
+
+
+def test_the_operations_of_a_trace_are_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times: list[Trace] = []
+
+    def counted(trace: Trace) -> tuple[Rows, Operations]:
+        times.append(trace)
+        return operations_of_calls(trace)
+
+    monkeypatch.setattr("stepscope.predict.trace_operations.operations_of_calls", counted)
+    trace = launched()
+    for precision in (None, "bf16", None):
+        assert CalledOperations.of(trace, precision).cast.changed.tolist() == [precision is not None] * 2
+    assert len(times) == 1

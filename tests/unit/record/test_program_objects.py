@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import weakref
@@ -9,6 +10,7 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from stepscope.readers import open_trace
@@ -251,6 +253,23 @@ def test_a_call_that_began_before_the_recording_is_passed_over_and_strangers_are
     assert (list(times), list(modules)) == ([10, 12, 13, 20], [0, 1, MODULE_LEFT, MODULE_LEFT])
 
 
+def test_a_librarys_forward_is_noted_but_torchs_and_the_users_are_not(tmp_path: Path) -> None:
+    source = tmp_path / "site-packages" / "layers.py"
+    code = compile("\n\ndef forward(self, x):\n    return x\n", str(source), "exec")
+    space: dict[str, Any] = {}
+    exec(code, space)
+    kind = type("Layer", (torch.nn.Module,), {"forward": space["forward"]})
+    wrapped = functools.wraps(space["forward"])(lambda self, x: x)
+    outer = type("Outer", (torch.nn.Module,), {"forward": wrapped})
+    modules = [kind(), outer(), torch.nn.ReLU(), Net()]
+
+    notes = [each for number, module in enumerate(modules) for each in (number, module_ref(module, {}), number, None)]
+    named = named_calls([notes])
+
+    assert named.names == ["Layer", "Outer", "ReLU", "Net"]
+    assert named.functions == [f"{source}:3 Layer.forward", f"{source}:3 Outer.forward", "", ""]
+
+
 def test_calls_in_evaluation_mode_are_told_apart() -> None:
     net = Net()
     called = module_ref(net, {})
@@ -299,6 +318,12 @@ def test_the_table_of_modules(tmp_path: Path) -> None:
         (3000, 6000, "Net.body", 0, False),
         (30000, 30000, "Net", 0, False),
     ]
+    functions = {"Net": "layers.py:1 Net.forward"}
+    write_lines(msgspec.structs.replace(records, module_functions=["layers.py:1 Net.forward", ""]), path)
+    program = open_trace(path, cache=None).metadata.program
+    assert program is not None
+    assert program.module_functions == functions
+    write_lines(records, path)
     part = open_trace(path, cache=None, window=Window(4000, 10_000))
     assert part.modules["name"].to_list() == ["Net", "Net.body"]
 

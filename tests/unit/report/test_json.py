@@ -115,6 +115,7 @@ FULL_REPORT = {
                     "exact_line": False,
                     "call_path": [],
                     "inside": [],
+                    "module": "",
                 }
             ],
         },
@@ -162,6 +163,7 @@ FULL_REPORT = {
                     "exact_line": True,
                     "call_path": ["/home/jane doe/project/train.py:1 <module>"],
                     "inside": [],
+                    "module": "",
                 },
                 {
                     "file": "/opt/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py",
@@ -171,6 +173,7 @@ FULL_REPORT = {
                     "exact_line": False,
                     "call_path": [],
                     "inside": [],
+                    "module": "",
                 },
             ],
             "remedy": {

@@ -7,7 +7,7 @@ from stepscope.report.places import serving_glance
 from stepscope.report.words import exceptional_sentences
 from stepscope.trace import Trace
 from tests.unit.recording import Recording
-from tests.unit.rendered import html_report, json_report, text_report
+from tests.unit.rendered import json_report, text_report
 
 MS = 1_000_000
 
@@ -70,10 +70,9 @@ def test_the_json_report_has_the_key_only_of_what_serves() -> None:
     assert "serving" not in json_report(diagnose(training.trace()))
 
 
-def test_text_and_page_have_the_section() -> None:
+def test_the_text_has_the_section() -> None:
     diagnosis = diagnose(some())
     assert "What SGLang served" in text_report(diagnosis, width=100, top=5)
-    assert b"What SGLang served" in html_report([diagnosis])
 
 
 def test_a_prompt_that_is_set_apart_is_called_so() -> None:

@@ -15,7 +15,7 @@ from stepscope.report.places import glances
 from stepscope.trace import Trace
 from stepscope.trace.tables import SCHEMAS
 from tests.unit.recording import Recording
-from tests.unit.rendered import html_report, json_report, markdown_report, text_report
+from tests.unit.rendered import json_report, markdown_report, text_report
 
 
 def a_bit_of_everything() -> Trace:
@@ -133,7 +133,6 @@ def test_reports_show_it() -> None:
     for report in (
         text_report(diagnosis, width=140, colour=False, top=5),
         markdown_report(diagnosis, top=5),
-        html_report([diagnosis], [None]).decode(),
     ):
         assert "Device 0 at a glance" in report
         assert "products, convolutions and attention, 50 ns of it together with vector work" in report

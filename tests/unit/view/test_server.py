@@ -15,6 +15,7 @@ from stepscope.view.documents import Documents, NoDocument
 from stepscope.view.server import Door, application, is_loopback, listening
 
 DOOR = Door("127.0.0.1", 8765, "the-token")
+OWN = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
 
 
@@ -22,7 +23,7 @@ def made(name: str, options: Mapping[str, str]) -> Any:
     match name:
         case "names":
             return {"name": HOSTILE, "long": "x" * 10_000_000}
-        case "options":
+        case "options" | "capture":
             return dict(options)
         case "mistake":
             raise UsageError("name a device")
@@ -126,10 +127,24 @@ def test_errors_are_one_sentence_and_end_nothing(known: TestClient, name: str, s
     assert known.get("/api/options?a=1").json() == {"a": "1"}
 
 
+def test_what_does_something_is_asked_for_by_the_page_only(client: TestClient) -> None:
+    assert client.post("/api/capture", headers=OWN).status_code == 403  # without the token
+    client.get("/?token=the-token")
+    assert client.get("/api/capture", headers=OWN).status_code == 405
+    elsewhere: list[dict[str, str]] = [
+        {},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {**OWN, "sec-fetch-site": "same-site"},
+    ]
+    assert {client.post("/api/capture?a=1", headers=headers).status_code for headers in elsewhere} == {403}
+    assert client.post("/api/capture?a=1", headers=OWN).json() == {"a": "1"}
+
+
 def test_nothing_else_is_served(known: TestClient) -> None:
     for path in ("/etc/passwd", "/../pyproject.toml", "/api/../page.js/x", "/page.js.map", "/api/"):
         assert known.get(path).status_code == 404
-    assert known.post("/api/options").status_code == 405
+    assert known.post("/api/options", headers=OWN).status_code == 405
     assert known.get(f"/api/options?x={'y' * 9000}").status_code == 414
 
 
@@ -269,3 +284,50 @@ def test_addresses_of_this_machine(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.com"])
 def test_addresses_that_others_reach(host: str) -> None:
     assert not is_loopback(host)
+
+
+class Rewritten:
+    """A trace that may be written again while it is shown."""
+
+    def __init__(self) -> None:
+        self.written = self.read = 1
+
+    def make(self, name: str, options: Mapping[str, str]) -> int:
+        return self.read
+
+    def is_changed(self) -> bool:
+        return self.written != self.read
+
+    def renew(self) -> bool:
+        was_changed, self.read = self.is_changed(), self.written
+        return was_changed
+
+
+def test_a_file_that_changed_is_told_and_read_again_with_the_page() -> None:
+    trace = Rewritten()
+    documents = Documents(trace.make, str, no_options)
+    client = TestClient(application(documents, DOOR, shown=trace), "http://127.0.0.1:8765")
+    client.get("/?token=the-token")
+
+    def asked() -> tuple[int, bool]:
+        answer = client.get("/api/diagnosis")
+        return answer.json(), "stepscope-changed" in answer.headers
+
+    assert asked() == (1, False)
+    trace.written = 2
+    assert asked() == (1, True)  # what the page has goes together until it is loaded again
+    client.get("/")
+    assert asked() == (2, False)
+
+
+def test_what_was_being_made_of_a_changed_file_is_not_kept() -> None:
+    held = Held()
+    documents = Documents(held, str, no_options)
+    old = documents.ask("diagnosis", {})
+    assert held.begun.acquire(timeout=60)
+    documents.forget()
+    new = documents.ask("diagnosis", {})
+    held.go_on.release(2)
+    assert old.result(60) is not new.result(60)
+    assert documents.ask("diagnosis", {}).result(60) is new.result(60)
+    assert held.made == ["diagnosis", "diagnosis"]

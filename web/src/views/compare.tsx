@@ -139,7 +139,7 @@ function Changes({ causes, step_ns, session }: { causes: readonly Difference[]; 
               </span>
               <span class="diverging" aria-hidden="true">
                 <i
-                  class={[row.difference_ns < 0 ? "less" : "more", look.hatched && "hatched"].filter(Boolean).join(" ")}
+                  class={[row.difference_ns < 0 ? "fall" : "rise", look.hatched && "hatched"].filter(Boolean).join(" ")}
                   style={{ "--c": look.colour, width: `${(50 * Math.abs(row.difference_ns)) / most}%` }}
                 />
               </span>

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+from collections import OrderedDict
 from collections.abc import Sequence
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,12 +28,14 @@ from stepscope.commands.shared.options import (
     whole,
     whole_list,
 )
-from stepscope.commands.shared.reading import open_from, redactor_of, trace_paths
-from stepscope.errors import UsageError
+from stepscope.commands.shared.reading import open_from, readable, redactor_of, trace_paths
+from stepscope.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
+    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.machine.devices import DevicePeaks
-    from stepscope.predict.cost.plan import Plan, Request
+    from stepscope.predict.cost.plan import Known, Plan, Request
+    from stepscope.predict.exchanges import Exchange
     from stepscope.predict.limits import Link
     from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor
     from stepscope.predict.scaling import ScaledStep
@@ -42,6 +47,9 @@ USUAL: Final = (
 )  # fmt: skip
 """Devices predicted if the user names none."""
 _TOP: Final = 20
+_HOW: Final = ("precision", "batch", "recorded_batch", "source", "host_factor")
+"""Options that another predictor answers."""
+_MOST_PREDICTORS: Final = 4
 _MOST_TARGETS: Final = 200
 _batch = whole(1, 999_999_999, "batch size")
 host_factor = number(
@@ -97,13 +105,10 @@ def add_prediction_options(parser: argparse._ActionsContainer) -> None:
 def _run_predict(arguments: argparse.Namespace) -> int:
     from stepscope.report.document import Document
     from stepscope.report.predict import predict_document, scaling_section
-    from stepscope.whatif.experiment import Experiment
 
-    answer, scaled = prediction_of(arguments, Experiment(open_from(arguments, arguments.trace)))
+    answer, scaled = prediction_of(arguments, opened(arguments))
     if arguments.redact:
-        redactor = redactor_of(arguments, paths=[answer.path])
-        parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings")}
-        answer = dataclasses.replace(answer, **parts)
+        answer = _redacted(answer, arguments)
 
     def document() -> Document:
         sections = tuple(scaling_section(*each) for each in scaled)
@@ -115,9 +120,13 @@ def _run_predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def prediction_of(
-    arguments: argparse.Namespace, experiment: Experiment
-) -> tuple[PredictedSteps, Sequence[ScaledDevice]]:
+def _redacted(answer: PredictedSteps, arguments: argparse.Namespace) -> PredictedSteps:
+    redactor = redactor_of(arguments, paths=[answer.path, *(each.path for each in answer.unreadable)])
+    parts = {name: redactor.value(name, getattr(answer, name)) for name in ("path", "warnings", "unreadable")}
+    return dataclasses.replace(answer, **parts)
+
+
+def prediction_of(arguments: argparse.Namespace, basis: Basis) -> tuple[PredictedSteps, Sequence[ScaledDevice]]:
     """The steps on the devices that the options name, and on several of each.
 
     Raises:
@@ -126,9 +135,11 @@ def prediction_of(
     from stepscope.predict.prediction import predicted_steps
 
     targets = devices_named(arguments.to) if arguments.to is not None or arguments.devices is None else ()
-    predictor = predictor_of(arguments, experiment)
-    answer = predicted_steps(predictor, _over_links(arguments, experiment, targets))
-    return answer, _scaled_devices(arguments, experiment, answer)
+    predictor, _ = basis.predictor(arguments)
+    answer = predicted_steps(predictor, _over_links(arguments, basis.experiment, targets))
+    scaled = _scaled_devices(arguments, basis, answer)
+    missing = () if arguments.devices is None else basis.unreadable  # the other ranks are not asked
+    return dataclasses.replace(answer, unreadable=missing), scaled
 
 
 def prediction_json(answer: PredictedSteps, scaled: Sequence[ScaledDevice]) -> dict[str, Any]:
@@ -236,50 +247,131 @@ class ScaledDevice(NamedTuple):
     steps: tuple[ScaledStep, ...]
 
 
-def _scaled_devices(
-    arguments: argparse.Namespace, experiment: Experiment, answer: PredictedSteps
-) -> list[ScaledDevice]:
+def _scaled_devices(arguments: argparse.Namespace, basis: Basis, answer: PredictedSteps) -> list[ScaledDevice]:
     """The steps on several of each predicted device, or of the recorded one; empty without --devices.
 
     Raises:
         UsageError: a link without devices, an unknown link, or a trace that does not say what devices exchange.
     """
     from stepscope.predict.limits import link_of as own_link_of
-    from stepscope.predict.scaling import data_parallel, exchange_of
+    from stepscope.predict.scaling import Scaling
 
     if arguments.devices is None:
         if arguments.link is not None:
             raise UsageError("--link needs a number of devices, such as --devices 1,2,4,8")
         return []
     link = link_of(arguments)
-    others = other_ranks(arguments)
     targets = answer.predictions
     known: list[StepPrediction | None] = [each for each in targets if each.step_ns is not None]
     if targets and not known:
         why = f": {targets[0].notes[-1]}" if targets[0].notes else ""
         raise UsageError(f"none of these devices has a step time, so several of them have none either{why}")
-    recorded = _recorded_device(arguments, experiment)
-    shown = exchange_of(experiment, others).link
+    recorded = _recorded_device(arguments, basis.experiment)
+    exchange = basis.exchange()
+    shown = exchange.link
     numbers = tuple(dict.fromkeys(arguments.devices))
     scaled = []
     for each in known or [None]:
         device = recorded if each is None else each.device
         is_shown = shown is not None and (each is None or (recorded is not None and each.device.name == recorded.name))
         joined = link or (None if device is None or is_shown else own_link_of(device))
-        steps = data_parallel(experiment, numbers, joined, target=each, others=others)
+        scaling = Scaling(exchange, joined, each)
+        steps = tuple(map(scaling.step, numbers))
         name = each.device.name if each is not None else answer.device or ""
         scaled.append(ScaledDevice(name, joined or shown, steps))
     return scaled
 
 
-def other_ranks(arguments: argparse.Namespace) -> list[Experiment]:
-    """The same steps on the other ranks, if the argument names several; else empty."""
-    from stepscope.whatif.experiment import MOST_RANKS, Experiment
+class Basis:
+    """A trace that is predicted from, and the same steps on other ranks; what one choice found serves the next.
 
-    paths = trace_paths(arguments.trace) if arguments.trace != "-" else []
-    if not 1 < len(paths) <= MOST_RANKS:
-        return []
-    return [Experiment(open_from(arguments, path)) for path in paths[1:]]
+    Args:
+        arguments: with the options of reading.
+        unreadable: files of ranks that are known not to be readable.
+    """
+
+    def __init__(
+        self, arguments: argparse.Namespace, experiment: Experiment, unreadable: Sequence[Unreadable] = ()
+    ) -> None:
+        self.experiment = experiment
+        self._unreadable = list(unreadable)
+        self._arguments = arguments
+        self._predictors: OrderedDict[tuple[object, ...], tuple[StepPredictor, Known]] = OrderedDict()
+
+    def predictor(self, arguments: argparse.Namespace) -> tuple[StepPredictor, Known]:
+        """The predictor of these options, and what plans with it found."""
+        from stepscope.predict.cost.plan import Known
+
+        key = tuple(getattr(arguments, name) for name in _HOW)
+        if key not in self._predictors:
+            self._predictors[key] = predictor_of(arguments, self.experiment), Known(self.exchange)
+        self._predictors.move_to_end(key)
+        while len(self._predictors) > _MOST_PREDICTORS:
+            self._predictors.popitem(last=False)
+        return self._predictors[key]
+
+    def exchange(self) -> Exchange:
+        """What several devices exchange in a step.
+
+        Raises:
+            UsageError: the trace does not show it.
+        """
+        if isinstance(self._exchange, str):
+            raise UsageError(self._exchange)
+        return self._exchange
+
+    @property
+    def unreadable(self) -> tuple[Unreadable, ...]:
+        """Files of ranks that could not be read."""
+        if self._files:
+            _ = self._exchange  # reads them
+        return tuple(self._unreadable)
+
+    @cached_property
+    def _exchange(self) -> Exchange | str:
+        from stepscope.predict.scaling import exchange_of
+
+        try:
+            return exchange_of(self.experiment, self._other_ranks())
+        except UsageError as error:
+            return str(error)
+
+    def _other_ranks(self) -> list[Experiment]:
+        """The same steps on the other ranks, if the argument names several and not too many."""
+        from stepscope.whatif.experiment import Experiment
+
+        known = (self.experiment.trace.metadata.path, *(each.path for each in self._unreadable))
+        others = [file for file in self._files if os.path.realpath(file) not in map(os.path.realpath, known)]
+        found = (readable(self._arguments, file, self._unreadable) for file in others)
+        return [Experiment(trace) for trace in found if trace is not None]
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        from stepscope.whatif.experiment import MOST_RANKS
+
+        files = trace_paths(self._arguments.trace) if self._arguments.trace != "-" else []
+        return files if 1 < len(files) <= MOST_RANKS else []
+
+
+def opened(arguments: argparse.Namespace) -> Basis:
+    """The trace that the arguments name; of several, the first that can be read.
+
+    Raises:
+        TraceError: none can be read.
+    """
+    from stepscope.whatif.experiment import Experiment
+
+    unreadable: list[Unreadable] = []
+    try:
+        trace = open_from(arguments, arguments.trace)
+    except TraceError:
+        files = trace_paths(arguments.trace) if arguments.trace != "-" else []
+        found = (readable(arguments, file, unreadable) for file in files) if len(files) > 1 else iter(())
+        first = next((trace for trace in found if trace is not None), None)
+        if first is None:
+            raise
+        trace = first
+    return Basis(arguments, Experiment(trace), unreadable)
 
 
 PREDICT: Final = Command(
@@ -348,19 +440,16 @@ def _prepare_plan_parser(parser: CommandParser) -> None:
 
 def _run_plan(arguments: argparse.Namespace) -> int:
     from stepscope.report.plan import plan_document, plan_json
-    from stepscope.whatif.experiment import Experiment
 
-    plan = plan_of(arguments, Experiment(open_from(arguments, arguments.trace)))
+    plan = plan_of(arguments, opened(arguments))
     if arguments.redact:
-        redactor = redactor_of(arguments, paths=[plan.recorded.path])
-        parts = {name: redactor.value(name, getattr(plan.recorded, name)) for name in ("path", "warnings")}
-        plan = dataclasses.replace(plan, recorded=dataclasses.replace(plan.recorded, **parts))
+        plan = dataclasses.replace(plan, recorded=_redacted(plan.recorded, arguments))
 
     output.write_reports(arguments, lambda: plan_document(plan), top=arguments.top, json=lambda: plan_json(plan))
     return 0
 
 
-def plan_of(arguments: argparse.Namespace, experiment: Experiment) -> Plan:
+def plan_of(arguments: argparse.Namespace, basis: Basis) -> Plan:
     """Where the recorded training could run, as the options say.
 
     Raises:
@@ -373,8 +462,10 @@ def plan_of(arguments: argparse.Namespace, experiment: Experiment) -> Plan:
     if request.counts is not None and not any(price.count in request.counts for price in prices):
         there = ", ".join(map(str, sorted({price.count for price in prices})))
         raise UsageError(f"no machine with --gpus {','.join(map(str, request.counts))} has a price; there are {there}")
-    predictor = predictor_of(arguments, experiment)
-    return make_plan(predictor, prices, request, today=date.today(), others=other_ranks(arguments))
+    predictor, known = basis.predictor(arguments)
+    plan = make_plan(predictor, prices, request, today=date.today(), known=known)
+    recorded = dataclasses.replace(plan.recorded, unreadable=basis.unreadable)
+    return dataclasses.replace(plan, recorded=recorded)
 
 
 def _request(arguments: argparse.Namespace) -> Request:

@@ -32,18 +32,13 @@ from stepscope.commands.shared.reading import place_of, readable_traces, redacte
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
-    import polars as pl
-
-    from stepscope.analysis.picture import StepPicture
     from stepscope.compare import Comparison, Side
     from stepscope.compare.history import History, Source
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.record.runs import RunRecord
-    from stepscope.report.comparison import Pictures
-    from stepscope.trace import Trace, Window
+    from stepscope.trace import Trace
 
 _ROWS: Final = 5
-_HTML_ROWS: Final = 20
 
 
 def _prepare_compare_parser(parser: CommandParser) -> None:
@@ -62,7 +57,7 @@ def _prepare_compare_parser(parser: CommandParser) -> None:
     )
     add_redact_option(reports)
     what = parser.add_argument_group("what is shown")
-    add_top_option(what, f"rows of each table, 0 for all (default: {_ROWS}, HTML: {_HTML_ROWS}, JSON: all)")
+    add_top_option(what, f"rows of each table, 0 for all (default: {_ROWS}, JSON and HTML: all)")
     add_slower_option(what)
     what.add_argument(
         "--all-steps",
@@ -153,63 +148,23 @@ def _redacted(comparisons: Sequence[Comparison], arguments: argparse.Namespace) 
 
 def _write_reports(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> None:
     from stepscope.report.comparison import comparison_document, comparison_json
-    from stepscope.report.html import html_of
-
-    def page() -> bytes:
-        document = comparison_document(comparisons, _pictures(comparisons, arguments))
-        return html_of(document, top=_HTML_ROWS if arguments.top is None else arguments.top)
 
     output.write_reports(
         arguments,
         lambda: comparison_document(comparisons),
         top=_ROWS if arguments.top is None else arguments.top,
-        page=page,
+        page=lambda: _page(arguments, comparisons),
         json=lambda: comparison_json(comparisons, top=arguments.top or 0),
     )
 
 
-def _pictures(comparisons: Sequence[Comparison], arguments: argparse.Namespace) -> list[Pictures]:
-    """The typical steps of both sides of each comparison; the baseline's is drawn once."""
+def _page(arguments: argparse.Namespace, comparisons: Sequence[Comparison]) -> bytes:
+    from stepscope.commands.read.documents import comparison_file
+
     sides = [comparisons[0].before, *(comparison.after for comparison in comparisons)]
     hosts = [side.trace.metadata.host for side in sides if side.trace.metadata.host]
-    drawn = [redacted(arguments, compared_picture(side.trace), hosts) for side in sides]
-    return [(drawn[0], picture) for picture in drawn[1:]]
-
-
-def compared_picture(trace: Trace) -> StepPicture:
-    """The typical step or else the whole trace; without a device, idle causes are those of the main thread."""
-    from stepscope.analysis.idle import idle_time
-    from stepscope.analysis.picture import step_picture, typical_step
-    from stepscope.analysis.steps import step_table
-
-    causes = _main_thread(trace) if trace.device_work.is_empty() else idle_time(trace)
-    return step_picture(trace, typical_step(step_table(trace), causes) or _whole(trace), causes)
-
-
-def _main_thread(trace: Trace) -> pl.DataFrame:
-    """The main thread's time by cause in the form of an idle table, without the time it computed."""
-    import polars as pl
-
-    from stepscope.analysis.host import host_time
-
-    pieces = host_time(trace).filter(pl.col("cause") != "compute")
-    no_device, no_trigger = pl.lit("").alias("device"), pl.lit(None, pl.String).alias("trigger")
-    return pieces.select(no_device, "start_ns", "duration_ns", "cause", no_trigger)
-
-
-def _whole(trace: Trace) -> Window:
-    """From the start of the first device work (or operator) to the end of the last one."""
-    import polars as pl
-
-    from stepscope.trace import Window
-
-    work = trace.operators if trace.device_work.is_empty() else trace.device_work
-    if work.is_empty():
-        return Window(0, 1)
-    start, end = work.select(
-        pl.col("start_ns").min(), (pl.col("start_ns") + pl.col("duration_ns")).max().alias("end")
-    ).row(0)
-    return Window(start, max(end, start + 1))
+    redactor = redactor_of(arguments, hosts) if arguments.redact else None
+    return comparison_file(arguments, comparisons, redactor)
 
 
 COMPARE: Final = Command(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,15 +23,17 @@ from stepscope.view.page import address, page_file, with_options
 
 if TYPE_CHECKING:
     from stepscope.analysis.places import PlaceCosts
+    from stepscope.analysis.telemetry import TelemetryPicture
     from stepscope.commands.read.tables import TableCommand
+    from stepscope.compare import Comparison
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.rank_summary import RankSteps
     from stepscope.diagnosis.view import View
     from stepscope.report.diagnosis import TraceReport
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
-    from stepscope.view.drawings import RankSteps
     from stepscope.view.timeline import TimelineIndex
     from stepscope.whatif.answer import Tried
 
@@ -45,6 +48,9 @@ class OpenTrace:
         arguments: with the options of reading and of the user's code.
         whole: the trace that the timeline shows, where the other documents are about a part of it.
         view: of the trace, if there is one already.
+
+    Attributes:
+        kept: what makers of single documents found, which serves again.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class OpenTrace:
         self.arguments = arguments
         self.trace = trace
         self._whole, self._view = whole, view
+        self.kept: dict[str, Any] = {}
 
     @cached_property
     def view(self) -> View:
@@ -69,10 +76,11 @@ class OpenTrace:
     @cached_property
     def report(self) -> TraceReport:
         """The diagnosis, with all findings, however small."""
-        from stepscope.report.diagnosis import trace_report
+        from stepscope.report.diagnosis import trace_report, with_own_commands
 
         report = trace_report(self.view, rules=None, top=ROWS, minimum_share=0.0)
-        return replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        report = replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        return report if getattr(self.arguments, "redact", False) else with_own_commands(report)
 
     @cached_property
     def diffs(self) -> Diffs:
@@ -328,6 +336,26 @@ _IN_FILE: Final[tuple[tuple[str, Options], ...]] = (
 """What a report file has besides session, diagnosis and the timeline of a typical step: the most wanted first."""
 FILE_BYTES: Final = 24 << 20
 """Of all documents of a report file; a trace gets half of what is left, and what does not fit is left out."""
+_VIEWS: Final = {
+    "timeline": ("The timeline", "view"),
+    "links": ("What belongs together in several views", "view"),
+    "steps": ("The table of steps", "steps"),
+    "idle": ("The table of idle time", "idle"),
+    "lines": ("The table of lines", "lines"),
+    "operators": ("The table of operators", "operators"),
+    "kernels": ("The table of kernels", "kernels"),
+    "modules": ("The table of modules", "modules"),
+    "memory": ("The summary of memory", "memory"),
+    "flame": ("The flame graph", "view"),
+    "input": ("The table of input functions", "input"),
+    "loading": ("The picture of loading", "view"),
+    "roofline": ("The roofline", "view"),
+    "telemetry": ("Telemetry", "view"),
+    "memory-levels": ("Memory over time", "view"),
+    "memory-alive": ("What is alive at the peak of memory", "memory"),
+    "source": ("Some source code", "lines"),
+}
+"""What each document of a report file shows, and the command that shows it as well."""
 _STEP_WIDTH: Final = 4096
 _MOST_SOURCES: Final = 20
 
@@ -346,17 +374,20 @@ class PagePart:
     Attributes:
         documents: JSON by the document's address.
         steps: the trace's row among the ranks.
+        too_large: names of documents for which there was no room.
     """
 
     documents: Mapping[str, bytes]
     steps: RankSteps
+    too_large: tuple[str, ...] = ()
 
 
 def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PagePart:
     """The part of a trace, in at most half of the room that is left; source code only without a redactor."""
-    from stepscope.view.drawings import rank_steps
+    from stepscope.diagnosis.rank_summary import rank_steps
 
     found: dict[str, bytes] = {}
+    too_large: dict[str, None] = {}
     left = room.bytes // 2
     for name, options in _wanted_in_file(opened, with_source=redactor is None):
         try:
@@ -365,21 +396,25 @@ def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PageP
             continue  # the page has no such view
         if redactor is not None:
             data = compact_json(redactor.redact(msgspec.json.decode(data)))
-        if len(data) <= left:
-            left -= len(data)
-            room.bytes -= len(data)
-            found[address(name, options)] = data
+        if len(data) > left:
+            too_large[name] = None
+            continue
+        left -= len(data)
+        room.bytes -= len(data)
+        found[address(name, options)] = data
     steps = rank_steps(opened.view)
-    return PagePart(found, steps if redactor is None else redactor.redact(steps))
+    return PagePart(found, steps if redactor is None else redactor.redact(steps), tuple(too_large))
 
 
 def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[str, Options]]:
+    from stepscope.view.drawings import groupings_of
+
     known = available(opened.trace)
     yield "timeline", {}
     yield from ((name, options) for name, options in _IN_FILE if name in known)
     if "memory-levels" in known:
         for memory in opened.view.memories:
-            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in ("category", "line"))
+            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in groupings_of(memory))
             yield "memory-alive", {"device": memory.device, "time": str(memory.peak_ns)}
     if with_source:
         from stepscope.analysis.places import line_table
@@ -396,15 +431,51 @@ def _is_below_here(file: str) -> bool:
         return False
 
 
-def _typical_step(opened: OpenTrace) -> Any:
-    """The timeline of the step nearest to the typical one, slice by slice where they are not too many."""
+def _typical_step(opened: OpenTrace, step_ns: float | None = None) -> Any:
+    """The timeline of the step nearest to the typical one, slice by slice where they are not too many.
+
+    Args:
+        step_ns: of the typical step, if not that of the diagnosis.
+    """
     steps = opened.view.steps
     steps = steps.filter("complete") if steps["complete"].any() else steps
     if steps.is_empty():
         return opened.timeline.window(width=_STEP_WIDTH)
-    nearest = (steps["duration_ns"] - opened.view.step_ns).abs().arg_min()
+    nearest = (steps["duration_ns"] - (opened.view.step_ns if step_ns is None else step_ns)).abs().arg_min()
     start, duration = steps.select("start_ns", "duration_ns").row(nearest)
     return opened.timeline.window(start, start + duration, _STEP_WIDTH)
+
+
+def comparison_file(
+    arguments: argparse.Namespace, comparisons: Sequence[Comparison], redactor: Redactor | None
+) -> bytes:
+    """The page of a comparison as one file: what differs, and the typical step of each side."""
+    from stepscope.report.comparison import comparison_json
+    from stepscope.report.format import count, file_name
+
+    found: dict[str, bytes] = {}
+    for number, each in enumerate(comparisons):
+        found[address("compare", {"with": str(number)} if number else {})] = compact_json(comparison_json([each]))
+    sides = [comparisons[0].before, *(each.after for each in comparisons)]
+    for number, side in enumerate(sides):
+        opened = OpenTrace(arguments, side.trace)
+        drawn = {"timeline": _typical_step(opened, side.step_ns), "steps": MAKERS["steps"](opened, {})}
+        for name, document in drawn.items():
+            data = compact_json(document)
+            if redactor is not None:
+                data = compact_json(redactor.redact(msgspec.json.decode(data)))
+            found[address(name, {"other": str(number - 1)} if number else {})] = data
+    names = [file_name(side.name) or "a trace" for side in sides]
+    title = f"{names[0]} and {names[1] if len(names) == 2 else f'{count(len(names) - 1)} others'}"
+    return page_file(title, {"session": compact_json(session_of(title, "trace", ["compare"], names[1:])), **found})
+
+
+def telemetry_file(title: str, pictures: Sequence[tuple[int | None, TelemetryPicture]]) -> bytes:
+    """The page of telemetry without a trace, as one file."""
+    from stepscope.view.drawings import telemetry_json
+
+    session = session_of(title, "trace", ["telemetry"])
+    return page_file(title, {"session": compact_json(session), "telemetry": compact_json(telemetry_json(pictures))})
 
 
 def session_of(
@@ -418,7 +489,7 @@ def session_of(
         left_out: sentences about what a report file does not have.
     """
     from stepscope import __version__
-    from stepscope.report.html import cause_palette, kind_palette
+    from stepscope.report.palette import cause_palette, kind_palette, series_palette
 
     return {
         "title": title,
@@ -429,6 +500,7 @@ def session_of(
         "left_out": list(left_out),
         "causes": cause_palette(),
         "kinds": kind_palette(),
+        "series": series_palette(),
     }
 
 
@@ -452,9 +524,11 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
         if len(reports) > 1:
             found |= {with_options(name, chosen): data for name, data in own.items()}
     if len(reports) > 1:
-        found |= _ranks_in_file(reports, across)
-    bare = sum("timeline" not in report.page.documents for report in reports)
+        found |= _ranks_in_file(reports, across, [each.reason for each in unreadable])
+    filled = [report for report in reports if report.page.documents]
+    bare = len(reports) - len(filled)
     left_out = [f"Of {count(bare)} of {count(len(reports))} traces this file has the diagnosis only."] if bare else []
+    left_out += _too_large(filled, len(reports))
     left_out += [f"Not in this report: {each.reason}." for each in unreadable]
     alone = len(reports) == 1
     title = file_name(reports[0].diagnosis.metadata.path) or "a trace" if alone else f"{count(len(reports))} traces"
@@ -464,6 +538,19 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
     return page_file(title, {**sessions, **found})
 
 
+def _too_large(reports: Sequence[TraceReport], total: int) -> Iterator[str]:
+    """What did not fit into the file, and which command shows it."""
+    from stepscope.report.format import count, size
+
+    for name, (what, command) in _VIEWS.items():
+        without = [report for report in reports if name in report.page.too_large]
+        if without:
+            of = f" of {count(len(without))} of {count(total)} traces" if total > 1 else ""
+            path = shlex.quote(without[0].diagnosis.metadata.path)
+            limit = size(FILE_BYTES)
+            yield f"{what}{of} did not fit into this file of at most {limit}: stepscope {command} {path} shows it."
+
+
 def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
     """Addresses of the session with each rank."""
     for name in found:
@@ -471,16 +558,18 @@ def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
             yield name.replace("diagnosis?", "session?", 1)
 
 
-def _ranks_in_file(reports: Sequence[TraceReport], across: Sequence[Finding]) -> dict[str, bytes]:
+def _ranks_in_file(
+    reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str]
+) -> dict[str, bytes]:
     from stepscope.analysis.communication import matched_collectives
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]
-    records = [report.rank.collectives for report in reports if report.rank is not None]
+    records = [report.rank.record.collectives for report in reports if report.rank is not None]
     late = matched_collectives(records if len(records) == len(reports) else [])
     titles = [finding.title for finding in across]
-    whole = ranks_json(steps, "", late, titles)
+    whole = ranks_json(steps, None, late, titles, unreadable)
     return {"ranks": compact_json(whole)} | {
-        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles))
-        for cause in ("", *whole["causes"])
+        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles, unreadable))
+        for cause in whole["causes"]
     }

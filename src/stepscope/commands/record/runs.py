@@ -237,18 +237,17 @@ def _page(telemetry: Telemetry, arguments: argparse.Namespace) -> bytes:
     import polars as pl
 
     from stepscope.analysis.telemetry import telemetry_picture
-    from stepscope.report.diagnosis import telemetry_document
-    from stepscope.report.html import html_of
+    from stepscope.commands.read.documents import telemetry_file
 
     pictures = []
     for rank in telemetry.samples["rank"].unique().sort():
         picture = telemetry_picture(telemetry.only(pl.col("rank").eq_missing(rank)))
         if picture is not None:
-            pictures.append(("Telemetry" if rank is None else f"Rank {rank}", redacted(arguments, picture)))
+            pictures.append((rank, redacted(arguments, picture)))
     if not pictures:
         raise UsageError(f"{arguments.path} has no samples to draw")
     title = "a run" if arguments.redact else Path(arguments.path).resolve().name
-    return html_of(telemetry_document(title, pictures))
+    return telemetry_file(title, pictures)
 
 
 def _export(telemetry: Telemetry, arguments: argparse.Namespace) -> None:

@@ -22,6 +22,7 @@ from stepscope.report.format import count
 if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import UserSource
+    from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
@@ -203,6 +204,30 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     return with_device(_with_printable_path(trace), getattr(arguments, "device_name", None))
 
 
+def kept_as_rank(
+    arguments: argparse.Namespace, path: str | Path, summary: Callable[[], RankSummary | None]
+) -> RankSummary | None:
+    """The summary of a rank that is kept, or the one that is made now and then kept; None where there is neither.
+
+    Args:
+        summary: makes it; called at most once.
+    """
+    from stepscope.commands.shared.options import user_code_from
+    from stepscope.diagnosis.rank_summary import keep_summary, kept_summary, summary_place
+
+    names = ("window", "steps", "device_name")
+    place = None
+    if str(path) != "-" and not arguments.no_cache and getattr(arguments, "capture_trace", None) is None:
+        with contextlib.suppress(TraceError):  # which opening it says
+            place = summary_place(
+                path, [*(getattr(arguments, name, None) for name in names), user_code_from(arguments)]
+            )
+    found = None if place is None else kept_summary(place, encodable(str(path)))
+    if found is None and (found := summary()) is not None and place is not None:
+        keep_summary(place, found)
+    return found
+
+
 def _not_too_large(trace: Trace, most_rows: int | None, opened: Callable[..., Trace]) -> Trace:
     """The trace, or the steps in its middle that have about this many rows; a warning then says which."""
     from stepscope.trace.excerpt import middle_of
@@ -282,6 +307,17 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
     return Window(int(chosen["start_ns"].to_numpy().min()), end)
 
 
+def readable(arguments: argparse.Namespace, file: Path, unreadable: list[Unreadable]) -> Trace | None:
+    """The trace in a file of several; None, and one more in `unreadable`, if it cannot be read."""
+    from stepscope.diagnosis.diagnosis import Unreadable
+
+    try:
+        return open_from(arguments, file)
+    except TraceError as error:
+        unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
+        return None
+
+
 def readable_traces(
     arguments: argparse.Namespace, paths: Sequence[str], unreadable: list[Unreadable]
 ) -> Iterator[Trace]:
@@ -293,8 +329,6 @@ def readable_traces(
     Raises:
         UsageError: no file can be read.
     """
-    from stepscope.diagnosis.diagnosis import Unreadable
-
     seen: set[str] = set()
     opened = False
     for path in paths:
@@ -304,13 +338,13 @@ def readable_traces(
                 say(f"skipped: {file} was named before")
                 continue
             seen.add(place)
-            try:
+            if os.path.abspath(file) == os.path.abspath(path):
                 trace = open_from(arguments, file)
-            except TraceError as error:
-                if os.path.abspath(file) == os.path.abspath(path):
-                    raise
-                unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
-                continue
+            else:
+                found = readable(arguments, file, unreadable)
+                if found is None:
+                    continue
+                trace = found
             opened = True
             yield trace
     if unreadable and not opened:

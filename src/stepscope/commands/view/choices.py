@@ -35,14 +35,22 @@ def _whatif(job: Job, options: Options, arguments: argparse.Namespace) -> Any:
     return whatif_json(whatif.answer_to(arguments, opened.view, opened.tried))
 
 
+def _basis(job: Job, options: Options, arguments: argparse.Namespace) -> predict.Basis:
+    opened = job.opened(options)
+    if "basis" not in opened.kept:
+        opened.kept["basis"] = predict.Basis(arguments, opened.view.experiment)
+    basis: predict.Basis = opened.kept["basis"]
+    return basis
+
+
 def _predict(job: Job, options: Options, arguments: argparse.Namespace) -> Any:
-    return predict.prediction_json(*predict.prediction_of(arguments, job.opened(options).view.experiment))
+    return predict.prediction_json(*predict.prediction_of(arguments, _basis(job, options, arguments)))
 
 
 def _plan(job: Job, options: Options, arguments: argparse.Namespace) -> Any:
     from stepscope.report.plan import plan_json
 
-    return plan_json(predict.plan_of(arguments, job.opened(options).view.experiment))
+    return plan_json(predict.plan_of(arguments, _basis(job, options, arguments)))
 
 
 def _energy(job: Job, options: Options, arguments: argparse.Namespace) -> Any:

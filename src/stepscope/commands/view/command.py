@@ -64,8 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "an ssh tunnel"
         )
     page = Page(arguments)
-    if arguments.paths:
-        page.job({}).opened({})  # what cannot be read is said before a browser opens
+    page.open()  # what cannot be read is said before a browser opens
     try:
         socket = listening(arguments.host, arguments.port)
     except OSError as error:
@@ -77,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
         for name in ("session", "diagnosis", "timeline"):
             documents.ask(name, {})  # what the first screen shows is made while the browser starts
         _say_where(door.address, door.port, arguments)
-        if serve(documents, door, socket, arguments.idle_after):
+        if serve(documents, door, page, socket, arguments.idle_after):
             output.say(f"ended: nobody looked for {_time(arguments.idle_after)}")
     return 0
 

@@ -41,7 +41,6 @@ more.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -243,7 +242,8 @@ def _note(view: View, limits: Limits, key: str, rows: Rows) -> Found:
             Figure(f"calls {view.per}", per_step, "count", limits["calls"]),
             view.ns_per_step("time inside the calls", inside_ns),
         ],
-        remedy=replace(kind.remedy, apply=()),  # a trial on a CPU would show nothing
+        remedy=kind.remedy,
+        is_tried=False,
         where=view.at_operators(rows),
         severity="note",
     )

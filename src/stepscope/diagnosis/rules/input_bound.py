@@ -42,7 +42,6 @@ XProf's input-pipeline analysis calls a step moderately input-bound from 5 % and
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Final
 
@@ -63,9 +62,9 @@ from stepscope.diagnosis.loading import (
     settings_figures,
 )
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
+from stepscope.trace.naming import package_path
 from stepscope.whatif.changes import scaled_cause
 
-_INSTALLED: Final = re.compile(r".*/(?:site|dist)-packages/")
 _WORTHWHILE: Final = 0.25
 """Share of the waits that workers must remove to be the remedy."""
 _BY_TRIAL: Final = (
@@ -188,7 +187,7 @@ def _kept_first(text: str, remedy: Remedy) -> Remedy:
 
 def _called(library: Costly) -> str:
     """A library's function with its file, the path starting at the installed package."""
-    return f"{library.name} of {_INSTALLED.sub('', library.file)}"
+    return f"{library.name} of {package_path(library.file)}"
 
 
 def _of_workers_that_keep_up(loading: Loading) -> tuple[int, str, Remedy]:

@@ -26,6 +26,7 @@ Krell et al., "Efficient Sequence Packing without Cross-contamination" (2021): h
 
 from __future__ import annotations
 
+import json
 from typing import Final
 
 import numpy as np
@@ -34,6 +35,7 @@ import polars as pl
 from stepscope.analysis.patterns import NUMBER_BYTES
 from stepscope.analysis.work import elements, shapes_of, types_of
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
+from stepscope.trace.program_facts import PaddingFacts
 from stepscope.whatif.changes import scaled_work_of, together
 
 _LOOKUPS: Final = ("aten::embedding", "aten::embedding_bag")
@@ -74,7 +76,7 @@ def check(view: View, limits: Limits) -> Answers:
             Figure("length of the longest row", facts.longest or 0, "count"),
             Figure("batches that were looked at", facts.batches, "count"),
         ],
-        remedy=_remedy(facts.longest) if view.trains else _remedy_of_inference(facts.longest),
+        remedy=_remedy(facts) if view.trains else _remedy_of_inference(facts.longest),
         where=view.at_operators(rows),
         change=_shorter_rows(view, once, twice, kept),
     )
@@ -133,16 +135,18 @@ def growing_with_positions(view: View) -> tuple[Rows, Rows]:
     return np.array(once, np.int64), np.array(twice, np.int64)
 
 
-def _remedy(longest: int | None) -> Remedy:
+def _remedy(facts: PaddingFacts) -> Remedy:
+    field = f"[{facts.name}]" if facts.name.isdecimal() else f"[{json.dumps(facts.name)}]" if facts.name else ""
     return Remedy(
-        f"Put rows of about equal length into one batch, and pad only to the longest of them, not to {longest}.",
-        "order = sorted(range(len(dataset)), key=lambda index: len(dataset[index]))\n"
+        f"Put rows of about equal length into one batch, and pad only to the longest of them, not to {facts.longest}.",
+        f"lengths = [len(sample{field}) for sample in dataset]\n"
+        "order = sorted(range(len(dataset)), key=lengths.__getitem__)\n"
         "batches = [order[begin:begin + batch_size] for begin in range(0, len(order), batch_size)]\n"
         "random.shuffle(batches)\n"
         "loader = DataLoader(dataset, batch_sampler=batches, collate_fn=pad_to_longest)\n"
         "# or, in another order each epoch, and padded to few shapes:\n"
         "from stepscope.remedies import LengthBucketSampler, PadCollate\n"
-        "sampler = LengthBucketSampler([len(sample) for sample in dataset], batch_size)\n"
+        "sampler = LengthBucketSampler(lengths, batch_size)\n"
         "loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=PadCollate(multiple=8))",
     )
 

@@ -9,7 +9,7 @@ comes from `stepscope.predict.scaling`, never from division.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -22,10 +22,10 @@ from stepscope.machine.devices import DevicePeaks, device_table
 from stepscope.predict.batch import recorded_batch
 from stepscope.predict.cost.energy_parts import J_PER_KWH, emitted_kg, grid_of, step_energy
 from stepscope.predict.cost.prices import Price, unpriced_devices
+from stepscope.predict.exchanges import Exchange
 from stepscope.predict.limits import Link, check_link, link_of, link_table
 from stepscope.predict.prediction import PredictedSteps, StepPrediction, StepPredictor, predicted_steps
-from stepscope.predict.scaling import ScaledStep, data_parallel, over_link
-from stepscope.whatif.experiment import Experiment
+from stepscope.predict.scaling import ScaledStep, Scaling, exchange_of, over_link
 
 NS_PER_HOUR: Final = 3.6e12
 HOST_LIMITS: Final = ("host", "input")  # limits that a faster accelerator does not relieve
@@ -177,21 +177,22 @@ def make_plan(
     request: Request,
     *,
     today: date,
-    others: Sequence[Experiment] = (),
+    known: Known | None = None,
 ) -> Plan:
     """Predict and price the work on every machine.
 
     Args:
         predictor: predictor of the recorded trace.
         prices: machine prices; of a machine offered in several regions the cheapest counts.
-        others: traces of the same steps on other ranks, which separate transfers from waiting.
+        known: what earlier plans of this predictor found, which serves again; new results are added.
 
     Raises:
         UsageError: nothing recorded takes time, or the number type is unknown.
     """
     recorded = predicted_steps(predictor, ())
     offered = _cheapest(prices, request.spot)
-    planner = _Planner(predictor, request, recorded.devices, others, offered)
+    known = known or Known(lambda: exchange_of(predictor.experiment))
+    planner = _Planner(predictor, request, recorded.devices, known, offered)
     machines = [machine for price in offered for machine in planner.machines(price)]
     machines.sort(key=lambda each: (each.usd, each.hours, each.price.provider, each.price.instance))
     front = set(pareto_front([(each.hours, each.usd) for each in machines]))
@@ -213,6 +214,25 @@ def make_plan(
     )
 
 
+class Known:
+    """Steps on several devices, found once for all plans of a predictor.
+
+    Args:
+        exchange: finds what the devices exchange; may raise `UsageError`.
+    """
+
+    def __init__(self, exchange: Callable[[], Exchange]) -> None:
+        self._exchange = exchange
+        self._scalings: dict[tuple[DevicePeaks, Link], Scaling] = {}
+
+    def scaling(self, prediction: StepPrediction, link: Link) -> Scaling:
+        """Raises `UsageError` where it is unknown what the devices exchange."""
+        key = prediction.device, link
+        if key not in self._scalings:
+            self._scalings[key] = Scaling(self._exchange(), link, prediction)
+        return self._scalings[key]
+
+
 class _Planner:
     """State shared by the predictions for the machines of one plan."""
 
@@ -221,10 +241,10 @@ class _Planner:
         predictor: StepPredictor,
         request: Request,
         devices_of_trace: int,
-        others: Sequence[Experiment],
+        known: Known,
         offered: Sequence[Price],
     ) -> None:
-        self.predictor, self.request, self.others = predictor, request, others
+        self.predictor, self.request, self._known = predictor, request, known
         self.recorded_devices = max(predictor.trace.metadata.world_size or 1, devices_of_trace, 1)
         self.devices = {row.name: row for row in device_table()}
         self.refused: dict[tuple[str, str], set[tuple[str, str]]] = {}
@@ -324,10 +344,10 @@ class _Planner:
     def _shared(self, prediction: StepPrediction, link: Link) -> dict[int, ScaledStep] | str:
         numbers = sorted(self._counts[prediction.device.name])
         try:
-            steps = data_parallel(self.predictor.experiment, numbers, link, target=prediction, others=self.others)
+            scaling = self._known.scaling(prediction, link)
+            return {number: scaling.step(number) for number in numbers}
         except UsageError as error:
             return str(error)
-        return dict(zip(numbers, steps, strict=True))
 
     @cached_property
     def _is_inference(self) -> bool:

@@ -14,7 +14,6 @@
   }
 
   document.addEventListener("pointermove", (event) => {
-    if (event.target.closest?.(".picture canvas")) return;
     tip(event.target.closest?.("[data-tip]")?.dataset.tip ?? "", event.clientX, event.clientY);
   });
 
@@ -22,16 +21,12 @@
     root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const toggle = document.getElementById("theme");
   const named = () => { toggle.textContent = isDark() ? "Light" : "Dark"; };
-  const pictures = new Map();
-  const redraw = () => pictures.forEach((picture) => picture.draw());
 
   toggle.addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     named();
-    redraw();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { named(); redraw(); });
-  matchMedia("print").addEventListener("change", redraw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", named);
   addEventListener("beforeprint", () => {
     document.querySelectorAll("details").forEach((details) => { details.open = true; });
   });
@@ -77,21 +72,4 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }
   document.querySelectorAll(".copy").forEach((button) => button.addEventListener("click", () => copy(button)));
-
-  document.querySelectorAll(".picture").forEach((element) => {
-    const data = JSON.parse(document.getElementById(element.dataset.id + "-data").textContent);
-    const picture = new StepPicture(element, data, tip);
-    document.querySelectorAll(".picture").forEach((other) => {
-      const drawn = pictures.get(other.dataset.id);
-      if (!drawn || !element.dataset.together || other.dataset.together !== element.dataset.together) return;
-      drawn.beside.push(picture);
-      picture.beside.push(drawn);
-    });
-    pictures.set(element.dataset.id, picture);
-  });
-  document.querySelectorAll(".show").forEach((button) => button.addEventListener("click", () => {
-    const { picture, start, duration } = button.dataset;
-    pictures.get(picture).show(Number(start), Number(duration));
-    document.getElementById(picture + "-picture").scrollIntoView({ block: "start" });
-  }));
 })();
