@@ -18,6 +18,7 @@ export interface Session {
   left_out: string[]; // sentences about what a report file does not have
   causes: Record<string, Cause>; // palette of idle causes and host activities
   kinds: Record<string, Cause>; // palette of device work and slices
+  series: string[]; // colours of lines beside each other
 }
 
 /** A window of the timeline: `timeline?start&end&width&path&mark`. Times are integer nanoseconds from the start of the trace. */

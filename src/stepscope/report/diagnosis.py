@@ -14,7 +14,8 @@ import polars as pl
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Finding, Location
-from stepscope.diagnosis.ranks import RankRecord, exchange_table
+from stepscope.diagnosis.rank_summary import RankSummary
+from stepscope.diagnosis.ranks import exchange_table
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
@@ -80,13 +81,13 @@ class TraceReport:
     """The report of one trace.
 
     Attributes:
-        rank: record for comparing the ranks of a job; None for a single trace.
+        rank: for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
         page: what a report file keeps of the trace besides.
     """
 
     diagnosis: Diagnosis
-    rank: RankRecord | None = None
+    rank: RankSummary | None = None
     energy: TraceEnergy | None = None
     page: Any = None
 
@@ -116,18 +117,18 @@ def trace_report(
         progress: called with the number of rules that have been asked, and of all.
     """
     from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.ranks import rank_record
+    from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.record.apply.flags import applied_beside
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
-    record = None
+    rank = None
     if (trace.metadata.world_size or 1) > 1:
-        record = view.earlier.value("rank record", lambda: rank_record(trace, view))
+        rank = view.earlier.value("rank summary", lambda: rank_summary(view))
         view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
-        rank=record,
+        rank=rank,
         energy=_energy(view, diagnosis),
     )
 
@@ -251,7 +252,7 @@ def diagnosis_document(
 
 
 def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
-    table = exchange_table([report.rank for report in reports if report.rank is not None])
+    table = exchange_table([report.rank.record for report in reports if report.rank is not None])
     if table.height:
         shown = Table(table, "exchanges", table.height, brief=tuple(table.columns))
         yield Section("What all ranks exchange: waiting for the last one, and the transfer after it", (shown,))
@@ -386,7 +387,7 @@ def json_reports(
     found = [json_report(report) for report in reports]
     if len(found) == 1:
         return {**found[0], "unreadable": unreadable}
-    exchanges = exchange_table([report.rank for report in reports if report.rank is not None])
+    exchanges = exchange_table([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
         across_ranks=[_finding_json(finding) for finding in across],

@@ -109,6 +109,11 @@ def memory_look(category: str, meaning: str = "") -> Look:
     return _look(category.replace("_", " "), meaning, _MEMORY[category], category == "unknown")
 
 
+def series_palette() -> list[str]:
+    """Colours of lines that stand beside each other, the most important first."""
+    return list(_SERIES)
+
+
 def series_colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each of several names, such as lines; "" stands for all others."""
     named = [name for name in names if name]

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 
-from stepscope.report.document import json_bytes
 from stepscope.report.text import markdown_of, text_of
 from stepscope.report.tune import (
     command_line,
@@ -148,7 +147,7 @@ def test_the_markdown_is_escaped() -> None:
 
 
 def test_the_json() -> None:
-    content = json.loads(json_bytes(tune_json(RESULT, COMMAND)))
+    content = written(tune_json(RESULT, COMMAND))
     assert (content["schema"], content["is_proven"], content["stop"]) == (1, True, "done")
     assert content["best"]["apply"] == ["fuse-optimizer", "workers=2"]
     assert content["proof"]["measured"]["change"] == PROOF.change
