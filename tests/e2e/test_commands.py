@@ -499,7 +499,7 @@ class TestMistakes:
         [
             (["diagnos", "TRACE"], "'diagnos' is not a command; did you mean diagnose?"),
             (["TRACE"], "to explain a trace: stepscope diagnose "),
-            (["lines"], "required: TRACE"),
+            (["export"], "required: TRACE"),
             (["diagnose", "TRACE", "--jsn", "x"], "there is no option --jsn; did you mean --json?"),
             (["diagnose", "TRACE", "--json", ""], "the name of the output file is empty"),
             (["diagnose", "TRACE", "--rule", "inputbound"], "did you mean input-bound?"),

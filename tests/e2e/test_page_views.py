@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,8 +17,9 @@ import pytest
 
 from stepscope.report.format import duration, size
 from tests.browser import CHROMIUM, Browser
-from tests.e2e.conftest import BATCHED, PER_TOKEN, run_here
+from tests.e2e.conftest import BATCHED, PER_TOKEN, TIMEOUT_S, environment, run_here
 from tests.page import Page, served
+from tests.simulator.ranks import write_ranks
 
 QUICK_MS: Final = 200.0
 
@@ -236,7 +241,7 @@ def test_ranks_stand_beside_each_other_and_open(browser: Browser) -> None:
     with served(Path(folder) / "second" / "v100_dlrm_8_ranks") as address:
         page = Page(browser, address)
         page.show("Ranks")
-        assert len(page.texts("tbody tr:not(.space)")) == 8
+        page.wait("document.querySelectorAll('tbody tr:not(.space)').length === 8")
 
         # When the second rank is opened by keyboard
         page.script("document.querySelector('.heat canvas').focus()")
@@ -262,3 +267,104 @@ def test_a_trace_that_is_written_again_is_told_until_it_is_read_anew(browser: Br
         page.click(".changed button")
         page.wait("document.querySelector('main h2') !== null && document.querySelector('.changed') === null")
         page.assert_silent()
+
+
+def test_ranks_come_as_they_are_read_and_a_damaged_one_is_named(browser: Browser, tmp_path: Path) -> None:
+    # Given ranks of which the fourth comes late, and one whose file is cut
+    write_ranks(tmp_path, 12, late=lambda step: 3)
+    (tmp_path / "rank7.json.gz").write_bytes((tmp_path / "rank7.json.gz").read_bytes()[:60])
+
+    # Then the page begins with all ranks, in which the late one is marked
+    with served(tmp_path) as address:
+        page = Page(browser, address)
+        assert page.text("nav.views a[aria-current]") == "Ranks"
+        page.wait("document.querySelectorAll('tbody tr:not(.space)').length === 11")
+        page.wait("document.querySelector('.reading') === null")
+        assert "rank7.json.gz" in page.text(".missing")
+        assert row(page, "rank 3")[-1] == "20"
+        assert row(page, "rank 4")[-1] == "0"
+        assert page.script("document.querySelector('select[aria-label=Figure]').value") == "late"
+
+        # When another figure is chosen, and the late rank opened
+        chosen = "document.querySelector('select[aria-label=Figure]')"
+        page.script(f"{chosen}.value = 'step'; {chosen}.dispatchEvent(new Event('change', {{bubbles: true}}))")
+        page.wait("document.querySelector('[aria-busy=true]') === null")
+        assert "longer step" in page.text(".scale-of")
+        page.click("tbody tr", "rank 3")
+        assert page.parameters["rank"] == "3"
+        page.wait("document.querySelector('.headline')?.innerText.includes('a step takes')")
+        page.assert_silent()
+
+
+TRAINING: Final = """\
+import os, sys, time
+import torch
+
+torch.set_num_threads(1)
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+begun = time.monotonic()
+while not os.path.exists(sys.argv[1]) and time.monotonic() < begun + 300:
+    while os.path.exists(sys.argv[1] + ".wait"):
+        time.sleep(0.01)
+    model(torch.randn(4, 16)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_run_is_watched_until_its_answer_and_recorded_anew(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a run that waits before its first step
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path / "data"))
+    program, stop, wait = tmp_path / "train.py", tmp_path / "stop", tmp_path / "stop.wait"
+    program.write_text(TRAINING)
+    wait.touch()
+    words = ["run", "--serve", "--no-diagnose", "--name", "watched", str(program), str(stop)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepscope", *words], env=environment(), stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: (tmp_path / "data" / "runs" / "watched" / "seen" / "torch").exists())
+        with served("watched") as address:
+            page = Page(browser, address)
+
+            # Then the page says what is awaited
+            assert page.views == ["Runs"]
+            page.wait("document.querySelector('.recording [role=status]')?.innerText.includes('awaited')")
+
+            # When the steps begin, the answer appears
+            wait.unlink()
+            page.wait("document.querySelector('.headline')?.innerText.includes('a step takes')", "the answer")
+            assert page.parameters == {"run": "watched", "traces": "1", "view": "overview"}
+
+            # When it is recorded anew, the new recording opens
+            page.show("Runs")
+            page.wait(
+                "[...document.querySelectorAll('.recording button')].some(each => each.innerText === 'Record now')"
+            )
+            page.click(".recording button", "Record now")
+            page.wait("location.hash.includes('traces=2')", "the recording")
+            page.wait("document.querySelector('.headline')?.innerText.includes('a step takes')")
+
+            # When the program has ended, nothing more can be recorded
+            page.show("Runs")
+            stop.touch()
+            assert process.wait(60) == 0
+            page.wait("document.querySelector('.recording')?.innerText.includes('done, took')")
+            assert "Record now" not in page.texts(".recording button")
+            page.assert_silent()
+    finally:
+        stop.touch()
+        process.kill()
+        process.wait()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -66,6 +66,10 @@ def test_every_view_of_a_diagnosis_opens_and_its_numbers_are_those_of_the_json(
         if view == "Timeline":
             page.wait("document.querySelector('.timeline-state') === null")
             assert "Perfetto" not in page.text("main")  # the file has one step only
+        if view == "Memory":
+            for each in page.texts("[aria-label='Divide by'] button"):
+                page.click("[aria-label='Divide by'] button", each)
+                assert page.texts(".failed") == [], each
         if view == "Steps":
             times = [duration(step["duration_ns"]) for step in report["steps"]["list"]]
             assert page.texts("tbody td:nth-child(3)") == times

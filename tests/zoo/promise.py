@@ -10,7 +10,8 @@ from typing import Final, Literal
 import stepscope
 from stepscope.diagnosis.diagnosis import diagnose, rule_by_id
 from stepscope.diagnosis.finding import Confidence, Finding
-from stepscope.diagnosis.ranks import RankRecord, across_ranks, rank_record
+from stepscope.diagnosis.rank_summary import RankRecord, rank_record
+from stepscope.diagnosis.ranks import across_ranks
 from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
@@ -66,7 +67,7 @@ def promise(traces: Sequence[Path], rules: Sequence[str]) -> Promise | None:
         if one is not None:
             found.append(one)
         if len(traces) > 1:
-            records.append(rank_record(trace))
+            records.append(rank_record(View(trace)))
     across = [finding for finding in across_ranks(records) if finding.rule in rules] if records else []
     if across:
         share = _added(across)

@@ -13,9 +13,9 @@ export const isFile = embedded !== null;
 /** Whether a trace was written again since the server read it. */
 export const isChanged = state(false);
 
-/** The rank and the run that the address chooses; "runs" and "ranks" are about all of them. */
+/** The run, how many traces it had, and the rank that the address chooses; "runs" and "ranks" are about all of them. */
 export function scope(name: string): Parameters {
-  const chosen = name === "runs" ? [] : name === "ranks" ? ["run"] : ["run", "rank"];
+  const chosen = name === "runs" ? [] : name === "ranks" ? ["run", "traces"] : ["run", "traces", "rank"];
   return Object.fromEntries(chosen.flatMap((each) => (parameter(each) === null ? [] : [[each, parameter(each)!]])));
 }
 
@@ -36,14 +36,17 @@ export async function fetchDocument<Name extends string & keyof Documents>(
 /** A document as the server sends it, to be handed on. */
 export const fetchBytes = async (name: string): Promise<ArrayBuffer> => (await answerOf(addressOf(name, {}))).arrayBuffer();
 
+/** Have the server do something; it answers once that has begun. */
+export const act = async (name: string, parameters: Parameters): Promise<void> => void (await answerOf(addressOf(name, parameters), undefined, "POST"));
+
 function addressOf(name: string, parameters: Parameters): string {
   const query = new URLSearchParams(Object.entries({ ...scope(name), ...parameters }).map(([key, value]) => [key, String(value)]));
   query.sort();
   return query.size ? `${name}?${query}` : name;
 }
 
-async function answerOf(address: string, signal?: AbortSignal): Promise<Response> {
-  const answer = await fetch(`api/${address}`, { signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
+async function answerOf(address: string, signal?: AbortSignal, method = "GET"): Promise<Response> {
+  const answer = await fetch(`api/${address}`, { method, signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
     throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
   });
   if (answer.headers.has("stepscope-changed")) isChanged.value = true;

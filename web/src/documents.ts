@@ -17,6 +17,7 @@ export interface FurtherDocuments {
   energy: Energy;
   runs: Run[];
   ranks: Ranks;
+  progress: Progress;
 }
 
 export interface Modules {
@@ -363,13 +364,29 @@ export interface Run {
   bytes: number;
 }
 
-/** `ranks?cause`: a figure of each rank and step; without a cause, the step's time. */
+/** `progress?run`: how far the recording of a run is. */
+export interface Progress {
+  name: string;
+  has_ended: boolean;
+  is_complete: boolean; // every rank has recorded and timed what was asked for
+  sentence: string; // what it does, or what is awaited
+  steps_seen: number | null;
+  traces: number;
+  can_capture: boolean;
+  why_not: string;
+  capture: { is_over: boolean; problem: string | null } | null; // the last one that this page asked for
+}
+
+/** `ranks?cause`: a figure of each rank and step; without a cause, the first of `causes`. */
 export interface Ranks {
   ranks: { rank: number | null; name: string; path: string; step_ns: number }[];
   steps: number[]; // numbers
-  causes: string[]; // that can be asked for, the largest first
-  cause: string; // "" for the step's time
+  causes: string[]; // that can be asked for: "late" (to collectives, after the first rank), "step", causes by size
+  cause: string;
   ns: (number | null)[][]; // by rank, then by step
   slowest: (number | null)[]; // by step, the place of the rank in `ranks` that the others wait for
   sentences: string[]; // findings across ranks
+  unreadable: string[]; // why traces are not among them
+  read: number; // of all traces, those that were read by now
+  of: number;
 }

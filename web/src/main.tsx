@@ -6,7 +6,7 @@ import { Failed, Loading } from "./parts/controls";
 import { Navigation, Shortcuts, Top, useKeys } from "./parts/shell";
 import { startTooltip } from "./parts/tooltip";
 import type { Session } from "./schema";
-import { view } from "./state";
+import { parameter, view } from "./state";
 import "./style.css";
 import { VIEWS } from "./views";
 
@@ -22,10 +22,13 @@ function Page() {
   return session.value ? <Views session={session.value} /> : <Loading height={400} />;
 }
 
+/** The view that a session begins with: of several ranks, that of all. */
+const first = (session: Session) => (session.kind === "ranks" && parameter("rank") === null ? "ranks" : "overview");
+
 function Views({ session }: { session: Session }) {
   const [isHelping, help] = useState(false);
   const views = useMemo(() => VIEWS.filter((each) => each.needs.every((name) => session.documents.includes(name))), [session]);
-  const shown = views.find((each) => each.name === view.value) ?? views[0];
+  const shown = views.find((each) => each.name === (view.value ?? first(session))) ?? views[0];
   useKeys(views, () => help(true));
   useEffect(() => {
     document.title = `${shown?.title ?? ""} · ${session.title} · stepscope`;

@@ -18,6 +18,7 @@ export interface Session {
   left_out: string[]; // sentences about what a report file does not have
   causes: Record<string, Cause>; // palette of idle causes and host activities
   kinds: Record<string, Cause>; // palette of device work and slices
+  series: string[]; // colours of lines beside each other
 }
 
 /** A window of the timeline: `timeline?start&end&width&path&mark`. Times are integer nanoseconds from the start of the trace. */
@@ -216,6 +217,7 @@ export interface Diagnosis {
   kernels: TableRow[];
   findings: Finding[];
   findings_hidden: number;
+  program?: string; // the recorded script and its arguments
   contention?: { share: number; ns_per_step: number; calm_step_ns: number; sentence: string; by_quota: boolean; [more: string]: unknown }; // on a busy machine
   together: { count: number; saving_ns_per_step: number; share: number; sum_share: number } | null;
   afterwards: { rule: string; title: string; saving_ns_per_step: number; saving_share: number }[];

@@ -15,7 +15,7 @@ export interface Range {
 
 const address = signal(new URLSearchParams(globalThis.location?.hash.slice(1) ?? ""));
 
-export const view = computed(() => address.value.get("view") ?? "overview");
+export const view = computed(() => address.value.get("view")); // null for the first
 export const selection = computed<Selection | null>(() => {
   const [kind, ...value] = (address.value.get("choose") ?? "").split(":");
   return kind && value.length ? { kind: kind as Selection["kind"], value: value.join(":") } : null;
@@ -59,5 +59,5 @@ globalThis.addEventListener?.("hashchange", () => {
 });
 
 effect(() => {
-  if (globalThis.document) document.body?.setAttribute("data-view", view.value);
+  if (globalThis.document) document.body?.setAttribute("data-view", view.value ?? "");
 });

@@ -29,11 +29,12 @@ export function stepRows(steps: readonly Step[], table: readonly TableRow[] = []
   });
 }
 
-/** The complete step whose duration is nearest to this one; null without a complete step. */
+/** The complete step whose duration is nearest to this one; null without steps. */
 export function nearestStep<Each extends Pick<Step, "duration_ns" | "complete">>(steps: readonly Each[], duration_ns: number): Each | null {
   const off = (step: Each) => Math.abs(step.duration_ns - duration_ns);
   const complete = steps.filter((step) => step.complete);
-  return complete.length ? complete.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
+  const known = complete.length ? complete : steps;
+  return known.length ? known.reduce((nearest, step) => (off(step) < off(nearest) ? step : nearest)) : null;
 }
 
 export function median(values: readonly number[]): number {

@@ -16,7 +16,7 @@ from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import HOST_BACKEND
 from stepscope.trace.nesting import beginning_in, inherit
-from stepscope.trace.window import IntervalSet, union
+from stepscope.trace.window import IntervalSet, Times, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "row": pl.Int64,  # row in device_work, or in operators for host-run collectives
@@ -253,37 +253,51 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     if len(ranks) < 2:
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     keys = ["step", "kind", "group", "order"]
-    tables = [
-        _numbered(rank).select(*keys, "bytes", "row", start=pl.col("start_ns") + rank.clock_ns, length="duration_ns")
-        for rank in ranks
-    ]
-    joined = tables[0].select(*keys, "bytes", start0="start", length0="length", row0="row")
-    for place, table in enumerate(tables[1:], start=1):
-        mine = table.select(*keys, **{f"{name}{place}": name for name in ("start", "length", "row")})
-        joined = joined.join(mine, on=keys, how="inner", maintain_order="left")
+    tables = (
+        rank.table.with_columns(row=pl.int_range(pl.len()))
+        .sort("start_ns")
+        .select(
+            *(pl.lit(place).alias("rank"), "row", "step", "kind", pl.col("group").fill_null(""), "bytes"),
+            *((pl.col("start_ns") + rank.clock_ns).alias("start_ns"), "duration_ns"),
+        )
+        for place, rank in enumerate(ranks)
+    )
+    whole = pl.concat(tables, how="vertical_relaxed").with_columns(
+        order=pl.int_range(pl.len()).over("rank", "step", "kind", "group")
+    )
+    common = whole.filter(pl.len().over(keys) == len(ranks))
+    first = common.filter(pl.col("rank") == 0).select(*keys, place=pl.int_range(pl.len()))
+    joined = common.join(first, on=keys).sort("place", "rank")
     if joined.is_empty():
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
-    starts = np.stack([joined[f"start{place}"].to_numpy() for place in range(len(ranks))])
-    ends = starts + np.stack([joined[f"length{place}"].to_numpy() for place in range(len(ranks))])
+    starts, lengths, rows = (
+        joined[name].to_numpy().reshape(-1, len(ranks)).T for name in ("start_ns", "duration_ns", "row")
+    )
+    ends = starts + lengths
     shift = np.median(ends - ends[0], axis=1).astype(np.int64)[:, None]
     arrivals, ends = starts - shift, ends - shift
     order = np.sort(arrivals, axis=0)
     columns = {
-        "step": joined["step"],
-        "kind": joined["kind"],
-        "bytes": joined["bytes"],
+        **{name: joined[name].gather_every(len(ranks)) for name in ("step", "kind", "bytes")},
         "last": np.argmax(arrivals, axis=0),
         "late_ns": order[-1] - order[-2],
         "waiting_ns": np.minimum(order[-1] - order[0], np.max(ends - arrivals, axis=0)),
-        "waits_ns": (order[-1] - arrivals).T.tolist(),
+        "waits_ns": _lists(order[-1] - arrivals),
         "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
-        "arrivals_ns": arrivals.T.tolist(),
-        "rows": np.stack([joined[f"row{place}"].to_numpy() for place in range(len(ranks))]).T.tolist(),
+        "arrivals_ns": _lists(arrivals),
+        "rows": _lists(rows),
     }
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
 
 
-def _numbered(rank: RankCollectives) -> pl.DataFrame:
-    order = pl.int_range(pl.len()).over("step", "kind", "group")
-    rows = rank.table.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    return rows.sort("start_ns").with_columns(pl.col("group").fill_null(""), order=order)
+def _lists(values: Times) -> pl.Series:
+    """A list of all ranks' values for each collective; values of shape (ranks, collectives)."""
+    lists: pl.Series = pl.Series(np.ascontiguousarray(values.T)).cast(pl.List(pl.Int64))
+    return lists
+
+
+def of_ranks(matched: pl.DataFrame, name: str) -> Times:
+    """A column of lists in `matched_collectives` as numbers; shape (collectives, ranks)."""
+    lists = matched[name]
+    values: Times = lists.list.to_array(len(lists[0])).to_numpy()
+    return values

@@ -252,6 +252,7 @@ class Diagnosis:
         serving: what was served; None if the program neither serves nor generates.
         contention: time of the recorded steps that other programs or a quota took; None if little, or unknown.
         calm_step_ns: `step_ns` without it.
+        program: the recorded script and its arguments, as for `stepscope run`; "" if unknown or not to be told.
     """
 
     metadata: Metadata
@@ -294,6 +295,7 @@ class Diagnosis:
     serving: ServingSummary | None = None
     contention: Contention | None = None
     calm_step_ns: int = 0
+    program: str = ""
 
     @property
     def shown(self) -> tuple[Sequence[DeviceSummary], pl.DataFrame, tuple[DeviceUse, ...]]:

@@ -12,108 +12,19 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import (
-    RankCollectives,
-    bus_bytes,
-    collectives,
-    exposed_on_host,
-    matched_collectives,
-)
+from stepscope.analysis.communication import bus_bytes, matched_collectives, of_ranks
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
+from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
 from stepscope.trace.window import Times
 
-_BUSY: Final = "busy"
 _TELLING: Final = 0.25
 """Share of the waiting that a cause must explain to be reported."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankRecord:
-    """What is kept of one rank's trace for comparison with the others.
-
-    Attributes:
-        name: such as "rank 3".
-        path: of the trace.
-        causes: time per step by cause: the device's idle time, or the host's time without a device.
-        places: the user's lines for each cause.
-        exposed_ns: time per step in which the rank only communicates.
-        on_device: whether the collectives run on a device.
-    """
-
-    name: str
-    path: str
-    ranks: int
-    step_ns: int
-    steps: int
-    collectives: RankCollectives
-    causes: dict[str, int]
-    places: dict[str, tuple[Location, ...]]
-    exposed_ns: int
-    on_device: bool
-
-
-def rank_record(trace: Trace, view: View | None = None) -> RankRecord:
-    """Extract what `across_ranks` needs from one trace, without its tables."""
-    view = view or View(trace)
-    found = collectives(trace, device=view.device, window=view.window)
-    numbers = view.steps["index"].to_numpy()
-    step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
-    number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
-    table = found.select("kind", "group", "bytes", "start_ns", "duration_ns").with_columns(
-        step=pl.Series(number, dtype=pl.Int64)
-    )
-    sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
-    causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
-    places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
-    waiting = causes.get("communication", 0)
-    exposed = view.exposed_ns(("communication",)) // view.step_count if view.device is not None else 0
-    if view.device is None:
-        waiting = max(waiting, exposed_on_host(trace, view.span) // view.step_count)
-    rank = trace.metadata.rank
-    return RankRecord(
-        name=f"rank {rank}" if rank is not None else trace.metadata.path,
-        path=trace.metadata.path,
-        ranks=trace.metadata.world_size or 2,
-        step_ns=view.step_ns,
-        steps=view.step_count,
-        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0, _before(view, found)),
-        causes=causes,
-        places=places,
-        exposed_ns=exposed + waiting,
-        on_device=bool(found["on_device"].any()),
-    )
-
-
-def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
-    """What the rank did before each collective; see `RankCollectives.before`."""
-    starts = found["start_ns"].to_numpy()
-    left = np.maximum.accumulate(starts + found["duration_ns"].to_numpy())
-    begins = np.minimum(np.append(np.full(min(len(starts), 1), view.window.start_ns), left[:-1]), starts)
-    columns = {"begin_ns": begins}
-    for (cause,), pieces in view.pieces.select("cause", "start_ns", "duration_ns").group_by("cause"):
-        columns[str(cause)] = _passed(pieces, starts) - _passed(pieces, begins)
-    if view.device is not None:
-        work = np.sort(view.work.filter(pl.col("kind") != "communication")["start_ns"].to_numpy())
-        columns["works"] = np.searchsorted(work, starts) - np.searchsorted(work, begins)
-        idle = sum((ns for name, ns in columns.items() if name not in ("begin_ns", "works")), np.zeros(len(starts)))
-        columns[_BUSY] = np.maximum(starts - begins - idle, 0)
-    return pl.DataFrame({name: values.astype(np.int64) for name, values in columns.items()})
-
-
-def _passed(pieces: pl.DataFrame, moments: Times) -> Times:
-    """How much of these pieces of time, which do not overlap, has passed at each moment."""
-    rows = pieces.sort("start_ns")
-    starts, lengths = rows["start_ns"].to_numpy(), rows["duration_ns"].to_numpy()
-    bounds = np.column_stack([starts, starts + lengths]).ravel()
-    passed = np.column_stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)]).ravel()
-    passed_by: Times = np.interp(moments, bounds, passed).astype(np.int64) if len(bounds) else np.zeros_like(moments)
-    return passed_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +51,7 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
     if matched.is_empty() or any(before is None for before in befores):
         return []
     known = [before for before in befores if before is not None]
-    rows, arrivals = (np.array(matched[name].to_list(), np.int64) for name in ("rows", "arrivals_ns"))
+    rows, arrivals = (of_ranks(matched, name) for name in ("rows", "arrivals_ns"))
     last, every = matched["last"].to_numpy(), np.arange(matched.height)
     names = sorted({name for before in known for name in before.columns})
 
@@ -150,18 +61,18 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
         more: Times = own - (values.sum(axis=1) - own) // max(len(records) - 1, 1)
         return more
 
-    def of_ranks(name: str) -> Times:
+    def before_each(name: str) -> Times:
         found = [before[name].to_numpy()[rows[:, place]] if name in before.columns else np.zeros(len(rows), np.int64)
                  for place, before in enumerate(known)]  # fmt: skip
         return np.stack(found, axis=1)
 
     starts = np.stack([record.collectives.table["start_ns"].to_numpy()[rows[:, place]]
                        for place, record in enumerate(records)], axis=1)  # fmt: skip
-    later = extra(of_ranks("begin_ns") - starts + arrivals - arrivals.min())
+    later = extra(before_each("begin_ns") - starts + arrivals - arrivals.min())
     first = (rows == 0).all(axis=1)
-    more = {name: extra(of_ranks(name)) for name in names if name not in ("begin_ns", "works")}
+    more = {name: extra(before_each(name)) for name in names if name not in ("begin_ns", "works")}
     more |= {"begin": np.where(first, later, 0), "before": np.where(first, 0, later)}
-    works = extra(of_ranks("works"))
+    works = extra(before_each("works"))
     found = [
         Reason(place, cause, int(ns[last == place].sum()), int(works[last == place].sum()))
         for place in np.unique(last).tolist()
@@ -172,7 +83,7 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
 
 def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
     """Compare each rank's trace of the same steps; see the rules late-rank and slow-transfer."""
-    return across_ranks([rank_record(trace) for trace in traces])
+    return across_ranks([rank_record(View(trace)) for trace in traces])
 
 
 def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
@@ -217,8 +128,7 @@ def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord |
 
 def _waits_ns(matched: pl.DataFrame) -> list[int]:
     """Each rank's wait for later ones, per step."""
-    waits = np.array(matched["waits_ns"].to_list(), np.int64)
-    return [int(ns) for ns in waits.sum(axis=0) // max(matched["step"].n_unique(), 1)]
+    return [int(ns) for ns in of_ranks(matched, "waits_ns").sum(axis=0) // max(matched["step"].n_unique(), 1)]
 
 
 def _some_missing(records: Sequence[RankRecord]) -> bool:
@@ -388,7 +298,7 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         return _Told(
             f", which {text}", f"; {name} {text}", (figure,), Remedy(f"{remedy} {name} up.", _diagnose(record))
         )
-    if reason.cause == _BUSY:
+    if reason.cause == BUSY:
         works = reason.works / steps
         much = f"on {works:,.0f} more pieces of work" if works >= 1 else "on no more pieces of work"
         figures = (

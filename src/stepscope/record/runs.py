@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import zlib
@@ -230,6 +231,45 @@ def run_at(path: str | Path) -> RunFolder | None:
         return RunFolder.open(path)
     text = str(path)
     return None if text == "-" or os.path.exists(path) or os.sep in text else run_named(text)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnNames:
+    """How the user would name what was recorded in a command; "" if unknown.
+
+    Attributes:
+        trace: the run's name if that finds it, with the rank if there are several; else the trace's path.
+        program: the script and its arguments, as for `stepscope run`.
+        command: the same after its interpreter.
+    """
+
+    trace: str = ""
+    program: str = ""
+    command: str = ""
+
+
+def own_names(trace: str) -> OwnNames:
+    """The names for a trace's file. A run's folder that is damaged gives only the path."""
+    if trace in ("", "-"):
+        return OwnNames()
+    path = Path(trace)
+    folder = path.parent.parent
+    if not is_run_folder(folder):
+        return OwnNames(shlex.quote(trace))
+    run = RunFolder.open(folder)
+    name = run.name if folder.absolute() == default_root().absolute() / run.name else str(folder)
+    name = f"{name}/{path.parent.name}" if len(run.ranks()) > 1 else name
+    try:
+        words = list(run.manifest().command)
+    except UsageError:
+        return OwnNames(shlex.quote(name))
+    if not words:
+        return OwnNames(shlex.quote(name))
+    interpreter = os.path.basename(words[0])
+    is_python = interpreter.startswith("python")
+    command = " ".join(word if "***" in word else shlex.quote(word) for word in [interpreter, *words[1:]])
+    is_script = is_python and len(words) > 1 and words[1].endswith(".py")
+    return OwnNames(shlex.quote(name), command.partition(" ")[2] if is_script else command, command)
 
 
 def _records(places: Iterable[Path]) -> Iterator[RunRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,10 +14,12 @@ import polars as pl
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Finding, Location
-from stepscope.diagnosis.ranks import RankRecord, exchange_table
+from stepscope.diagnosis.rank_summary import RankSummary
+from stepscope.diagnosis.ranks import exchange_table
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
+from stepscope.record.runs import own_names
 from stepscope.report.document import (
     Block,
     Causes,
@@ -78,13 +81,13 @@ class TraceReport:
     """The report of one trace.
 
     Attributes:
-        rank: record for comparing the ranks of a job; None for a single trace.
+        rank: for comparing the ranks of a job; None for a single trace.
         energy: what the run measured.
         page: what a report file keeps of the trace besides.
     """
 
     diagnosis: Diagnosis
-    rank: RankRecord | None = None
+    rank: RankSummary | None = None
     energy: TraceEnergy | None = None
     page: Any = None
 
@@ -114,20 +117,45 @@ def trace_report(
         progress: called with the number of rules that have been asked, and of all.
     """
     from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.ranks import rank_record
+    from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.record.apply.flags import applied_beside
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
-    record = None
+    rank = None
     if (trace.metadata.world_size or 1) > 1:
-        record = view.earlier.value("rank record", lambda: rank_record(trace, view))
+        rank = view.earlier.value("rank summary", lambda: rank_summary(view))
         view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
-        rank=record,
+        rank=rank,
         energy=_energy(view, diagnosis),
     )
+
+
+def with_own_commands(report: TraceReport) -> TraceReport:
+    """The report whose commands name the trace, and the program that was recorded, as the user would write them."""
+    diagnosis = report.diagnosis
+    names = own_names(diagnosis.metadata.path)
+
+    def told(text: str) -> str:
+        text = _OF_TRACE.sub(lambda match: f"{match[1]} {names.trace}", text) if names.trace else text
+        return text.replace(_A_PROGRAM, names.command) if names.command else text
+
+    def of_finding(finding: Finding) -> Finding:
+        remedy = finding.remedy
+        return replace(finding, remedy=replace(remedy, text=told(remedy.text), code=told(remedy.code)))
+
+    questions = tuple(replace(each, how=told(each.how)) for each in diagnosis.not_answered)
+    findings = tuple(map(of_finding, diagnosis.findings))
+    return replace(
+        report, diagnosis=replace(diagnosis, findings=findings, not_answered=questions, program=names.program)
+    )
+
+
+_OF_TRACE: Final = re.compile(r"\b(stepscope [a-z-]+) TRACE\b")
+_A_PROGRAM: Final = "python train.py"
+"""The program in remedies' commands."""
 
 
 def _energy(view: View, diagnosis: Diagnosis) -> TraceEnergy | None:
@@ -224,7 +252,7 @@ def diagnosis_document(
 
 
 def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
-    table = exchange_table([report.rank for report in reports if report.rank is not None])
+    table = exchange_table([report.rank.record for report in reports if report.rank is not None])
     if table.height:
         shown = Table(table, "exchanges", table.height, brief=tuple(table.columns))
         yield Section("What all ranks exchange: waiting for the last one, and the transfer after it", (shown,))
@@ -308,7 +336,7 @@ def _finding(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingBloc
         remedy.text,
         remedy.code,
         diff_text(remedy),
-        trial(remedy),
+        trial(remedy, diagnosis.program),
     )
 
 
@@ -359,7 +387,7 @@ def json_reports(
     found = [json_report(report) for report in reports]
     if len(found) == 1:
         return {**found[0], "unreadable": unreadable}
-    exchanges = exchange_table([report.rank for report in reports if report.rank is not None])
+    exchanges = exchange_table([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
         across_ranks=[_finding_json(finding) for finding in across],
@@ -393,6 +421,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         findings=[_finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
+        **({"program": diagnosis.program} if diagnosis.program else {}),
         **({} if diagnosis.contention is None else {"contention": _contention_json(diagnosis, diagnosis.contention)}),
         **({} if diagnosis.compiled is None else {"compile": diagnosis.compiled}),
         **({} if diagnosis.graphs is None else {"graphs": diagnosis.graphs}),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from colorsys import rgb_to_hsv
+from functools import cache
 from typing import Any, Final, TypeAlias
 
 from stepscope.analysis.host import CAUSES
@@ -78,6 +81,8 @@ _MEMORY: Final = {
 _SERIES: Final = (_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _VERMILLION, _BROWN, _YELLOW)
 _CUBE: Final = (0, 95, 135, 175, 215, 255)
 """Brightness of each step of a terminal's 6 x 6 x 6 colours, which begin at number 16."""
+_HUE: Final = 1500
+"""Weight of a turn of the hue against a distance in red, green and blue."""
 
 
 def cause_look(cause: str) -> Look:
@@ -104,18 +109,35 @@ def memory_look(category: str, meaning: str = "") -> Look:
     return _look(category.replace("_", " "), meaning, _MEMORY[category], category == "unknown")
 
 
+def series_palette() -> list[str]:
+    """Colours of lines that stand beside each other, the most important first."""
+    return list(_SERIES)
+
+
 def series_colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each of several names, such as lines; "" stands for all others."""
     named = [name for name in names if name]
     return {"": _GREY, **{name: _SERIES[place % len(_SERIES)] for place, name in enumerate(named)}}
 
 
+@cache
 def terminal_bar(cause: str) -> tuple[str, str]:
     """The sign that a cause's bar is made of in a terminal with colours, and its SGR sequence, of 256 colours."""
     look = cause_palette().get(cause) or cause_look(cause)
-    channels = [int(look["colour"][place : place + 2], 16) for place in (1, 3, 5)]
-    steps = [min(range(len(_CUBE)), key=lambda step: abs(_CUBE[step] - channel)) for channel in channels]
-    return "▒" if look["hatched"] else "█", f"38;5;{16 + 36 * steps[0] + 6 * steps[1] + steps[2]}"
+    wanted = [int(look["colour"][place : place + 2], 16) for place in (1, 3, 5)]
+    number = min(range(len(_CUBE) ** 3), key=lambda number: _unlike(_channels(number), wanted))
+    return "▒" if look["hatched"] else "█", f"38;5;{16 + number}"
+
+
+def _channels(number: int) -> list[int]:
+    return [_CUBE[number // 36], _CUBE[number // 6 % 6], _CUBE[number % 6]]
+
+
+def _unlike(one: Sequence[int], other: Sequence[int]) -> float:
+    """How far apart two colours are; their hues count most, since causes are told apart by them."""
+    hues = [rgb_to_hsv(*(channel / 255 for channel in each)) for each in (one, other)]
+    turn = abs(hues[0][0] - hues[1][0])
+    return math.dist(one, other) + _HUE * min(turn, 1 - turn) * min(hues[0][1], hues[1][1])
 
 
 def _look(label: str, meaning: str, colour: str, hatched: bool) -> Look:

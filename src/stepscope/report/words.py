@@ -178,9 +178,9 @@ def diff_text(remedy: Remedy) -> str:
     return "\n".join(lines)
 
 
-def trial(remedy: Remedy) -> str:
+def trial(remedy: Remedy, program: str = "") -> str:
     """The command that runs the unchanged program with the remedy; empty if there is none."""
-    return f"stepscope run --apply {','.join(remedy.apply)} PROGRAM" if remedy.apply else ""
+    return f"stepscope run --apply {','.join(remedy.apply)} {program or 'PROGRAM'}" if remedy.apply else ""
 
 
 def together_sentence(diagnosis: Diagnosis) -> str:

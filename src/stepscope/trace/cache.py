@@ -168,13 +168,16 @@ class TraceCache:
         self.root = default_root() if root is None else Path(root)
         self._limit_bytes = limit_bytes
 
-    def key_of(self, path: str | Path, variant: str = "") -> str:
+    def key_of(self, path: str | Path, variant: str = "", least_bytes: int | None = None) -> str:
         """Return `content_key`; that of a large file is kept, and holds until its size, times or place change.
+
+        Args:
+            least_bytes: the size from which a file is large; smaller where many files are looked at together.
 
         Raises UnreadableTraceError if the file cannot be read.
         """
         state = _state(path)
-        if state is None or state[0] < _LARGE_BYTES:
+        if state is None or state[0] < (_LARGE_BYTES if least_bytes is None else least_bytes):
             return content_key(path, variant)
         name = hashlib.sha256(os.fsencode(os.path.abspath(path))).hexdigest()
         here = [name, *map(str, state), f"{READER_VERSION}/{VERSION}/{variant}"]

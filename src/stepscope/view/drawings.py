@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import polars as pl
 
 from stepscope.analysis.blocks import CATEGORIES
+from stepscope.analysis.communication import of_ranks
 from stepscope.analysis.flame import flame_graph
 from stepscope.analysis.input_pipeline import MOST_WORKERS
 from stepscope.analysis.memory import GROUPINGS, DeviceMemory, alive_at, levels_by, memory_summary, moments
@@ -22,6 +22,7 @@ from stepscope.analysis.roofline import device_peaks, peaks_or_bounds, roofline_
 from stepscope.analysis.steps import span_of
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.loading import loading_of
+from stepscope.diagnosis.rank_summary import RankSteps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.report.format import count, duration, share
@@ -97,16 +98,19 @@ def memory_levels_json(view: View, device: str | None = None, by: str = "categor
         "peak_ns": memory.peak_ns,
         "peak_bytes": memory.peak_bytes,
         "steps": marks.rows(),
-        "by": [each for each in GROUPINGS if each == "category" or _is_known(memory, each)]
-        if summary.addressed
-        else [],
+        "by": groupings_of(memory) if summary.addressed else [],
         "facts": list(facts(summary)),
     }
 
 
-def _is_known(memory: DeviceMemory, grouping: str) -> bool:
-    first = GROUPINGS[grouping][0]
-    return memory.blocks[first].null_count() < memory.blocks.height
+def groupings_of(memory: DeviceMemory) -> list[str]:
+    """What the levels can be divided by: what some blocks tell."""
+    first = {name: columns[0] for name, columns in GROUPINGS.items()}
+    return [
+        name
+        for name, column in first.items()
+        if name == "category" or memory.blocks[column].null_count() < memory.blocks.height
+    ]
 
 
 def _bands(memory: DeviceMemory, times: Sequence[int], rows: pl.DataFrame, by: str) -> list[Json]:
@@ -245,64 +249,44 @@ def roofline_json(trace: Trace) -> Json:
     return {"roofs": roofs, "operators": rows.to_dicts()}
 
 
-@dataclass(frozen=True, slots=True)
-class RankSteps:
-    """One rank's complete steps.
-
-    Attributes:
-        index: numbers of the steps, in order.
-        step_ns: their durations; shape (steps,).
-        cause_ns: by cause, idle time of the device (without one, the host's time) in each; shape (steps,).
-    """
-
-    name: str
-    rank: int | None
-    path: str
-    index: list[int]
-    step_ns: list[int]
-    cause_ns: dict[str, list[int]]
+STEP: Final = "step"
+LATE: Final = "late"
+"""Figures of a rank and a step besides causes: the step's time, and how late the rank comes to collectives."""
 
 
-def rank_steps(view: View) -> RankSteps:
-    steps = view.steps.filter(pl.col("complete")).sort("start_ns")
-    start = steps["start_ns"].to_numpy()
-    end = start + steps["duration_ns"].to_numpy()
-    metadata = view.trace.metadata
-    causes: dict[str, list[int]] = {}
-    for (cause,), pieces in view.pieces.group_by("cause", maintain_order=True):
-        begin = pieces["start_ns"].to_numpy()
-        place = np.searchsorted(start, begin, side="right") - 1
-        inside = (place >= 0) & (begin < end[np.maximum(place, 0)]) if len(end) else np.zeros(len(begin), np.bool_)
-        sums = np.zeros(steps.height, np.int64)
-        np.add.at(sums, place[inside], pieces["duration_ns"].to_numpy()[inside])
-        causes[str(cause)] = sums.tolist()
-    return RankSteps(
-        name=f"rank {metadata.rank}" if metadata.rank is not None else metadata.path,
-        rank=metadata.rank,
-        path=metadata.path,
-        index=steps["index"].to_list(),
-        step_ns=steps["duration_ns"].to_list(),
-        cause_ns=causes,
-    )
-
-
-def ranks_json(ranks: Sequence[RankSteps], cause: str, late: pl.DataFrame, sentences: Sequence[str]) -> Json:
-    """A figure of each rank and step: the idle time of a cause, or the step's time for "".
+def ranks_json(
+    ranks: Sequence[RankSteps],
+    cause: str | None,
+    late: pl.DataFrame,
+    sentences: Sequence[str],
+    unreadable: Sequence[str] = (),
+    of: int | None = None,
+) -> Json:
+    """A figure of each rank and step: the idle time of a cause, STEP or LATE.
 
     Args:
-        late: of the collectives that all ranks took part in, columns step, last and late_ns.
+        cause: None for LATE where it is known, else STEP.
+        late: the collectives that all ranks took part in; of `matched_collectives` columns step, last, late_ns and
+            arrivals_ns.
+        unreadable: why other ranks are missing.
+        of: how many ranks there are with those that were not read yet; None where all were.
     """
+    read = len(ranks) + len(unreadable)
     numbers = sorted({number for rank in ranks for number in rank.index})
     column = {number: place for place, number in enumerate(numbers)}
     sums: dict[str, int] = {}
     for rank in ranks:
         for name, times in rank.cause_ns.items():
             sums[name] = sums.get(name, 0) + sum(times)
+    if cause is None or (cause == LATE and not late.height):
+        cause = LATE if late.height else STEP
+    lateness = _lateness(late) if cause == LATE else {}
     values: list[list[int | None]] = []
-    for rank in ranks:
+    for place, rank in enumerate(ranks):
         row: list[int | None] = [None] * len(numbers)
-        for number, ns in zip(rank.index, rank.cause_ns.get(cause) or _none(rank, cause), strict=True):
-            row[column[number]] = ns
+        own = rank.step_ns if cause == STEP else rank.cause_ns.get(cause, [0] * len(rank.index))
+        for at, number in enumerate(rank.index):
+            row[column[number]] = lateness[number][place] if number in lateness else own[at]
         values.append(row)
     return {
         "ranks": [
@@ -315,16 +299,24 @@ def ranks_json(ranks: Sequence[RankSteps], cause: str, late: pl.DataFrame, sente
             for rank in ranks
         ],
         "steps": numbers,
-        "causes": sorted(sums, key=lambda name: (-sums[name], name)),
+        "causes": [*([LATE] if late.height else []), STEP, *sorted(sums, key=lambda name: (-sums[name], name))],
         "cause": cause,
         "ns": values,
         "slowest": _slowest(ranks, numbers, late),
         "sentences": list(sentences),
+        "unreadable": list(unreadable),
+        "read": read,
+        "of": read if of is None else of,
     }
 
 
-def _none(rank: RankSteps, cause: str) -> list[int]:
-    return rank.step_ns if cause == "" else [0] * len(rank.index)
+def _lateness(late: pl.DataFrame) -> dict[int, list[int]]:
+    """By step, how much later than the first one each rank comes to the collectives in it, added up."""
+    arrivals = of_ranks(late, "arrivals_ns")
+    steps, place = np.unique(late["step"].to_numpy(), return_inverse=True)
+    sums = np.zeros((len(steps), arrivals.shape[1]), np.int64)
+    np.add.at(sums, place, arrivals - arrivals.min(axis=1, keepdims=True))
+    return dict(zip(steps.tolist(), sums.tolist(), strict=True))
 
 
 def _slowest(ranks: Sequence[RankSteps], numbers: Sequence[int], late: pl.DataFrame) -> list[int | None]:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from stepscope.view.documents import Answer, Documents
+from stepscope.view.documents import ACTIONS, Answer, Documents
 from stepscope.view.page import PAGE, bundled
 
 if TYPE_CHECKING:
@@ -138,6 +138,8 @@ class _Guarded:
         is_page = request.url.path == "/" and request.method == "GET"
         if door.is_from_elsewhere(host, headers.get("origin"), None if is_page else headers.get("sec-fetch-site")):
             return PlainTextResponse("Another site's page may not ask.\n", 403)
+        if request.method == "POST" and "origin" not in headers:  # every browser tells it
+            return PlainTextResponse("Only the page itself may ask for this.\n", 403)
         if len(request.scope["query_string"]) > _LONGEST_QUERY:
             return PlainTextResponse("The address is too long.\n", 414)
         token = request.cookies.get(door.cookie)
@@ -193,6 +195,8 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None, sho
         return Response(bundled("page.css"), media_type="text/css")
 
     async def document(request: Request) -> Response:
+        if (request.path_params["name"] in ACTIONS) != (request.method == "POST"):
+            return PlainTextResponse("Method Not Allowed\n", 405)
         asked = asyncio.wrap_future(documents.ask(request.path_params["name"], dict(request.query_params)))
         gone = asyncio.ensure_future(_gone(request))
         try:
@@ -210,7 +214,7 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None, sho
         Route("/", page),
         Route("/page.js", script),
         Route("/page.css", style),
-        Route("/api/{name}", document),
+        Route("/api/{name}", document, methods=["GET", "POST"]),
     ]
     return _Guarded(Starlette(routes=routes), door, seen or _Seen())
 

@@ -139,7 +139,7 @@ class TestFrame:
             (["--verison"], "there is no option --verison; did you mean --version?"),
             (["cache", "list", "1", "2"], "'2' is one argument too many"),
             (["cache", "lst"], "did you mean list?"),
-            (["lines"], "the following arguments are required: TRACE"),
+            (["export"], "the following arguments are required: TRACE"),
             (["kernels", "x", "--format", "jsn"], "did you mean json?"),
             (["kernels", "x", "--top", "many"], "'many' is not a whole number"),
             (["diagnose", "x", "--fail-on", "10"], "'10' is not a share of a step: write 10% or 0.1"),

@@ -7,14 +7,15 @@ from dataclasses import replace
 from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.diagnosis import Together
+from stepscope.diagnosis.rank_summary import rank_record
 from stepscope.diagnosis.ranks import (
     diagnose_ranks,
     exchange_table,
-    rank_record,
     reasons,
     without_answered,
     without_waits,
 )
+from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
 from tests.unit.recording import Recording
 
@@ -106,7 +107,7 @@ def exchanging(number: int, begin_ns: int, work_ns: list[int], *, end_ns: int, i
 
 
 def largest_reason(*traces: Trace) -> tuple[int, str, int]:
-    records = [rank_record(trace) for trace in traces]
+    records = [rank_record(View(trace)) for trace in traces]
     first = reasons(records, matched_collectives([record.collectives for record in records]))[0]
     return first.place, first.cause, first.works
 
@@ -128,7 +129,7 @@ def test_a_late_begin_is_not_blamed_on_what_the_rank_does() -> None:
 
 def test_waiting_and_transfer_of_each_kind_and_size() -> None:
     traces = [exchanging(0, 1000, [200_000], end_ns=900_000), exchanging(1, 1000, [600_000], end_ns=900_000)]
-    [row] = exchange_table([rank_record(trace) for trace in traces]).rows(named=True)
+    [row] = exchange_table([rank_record(View(trace)) for trace in traces]).rows(named=True)
     assert (row["kind"], row["bytes"], row["per_step"], row["last"], row["last_share"]) == (
         "all_reduce", 2**22, 1.0, "rank 1", 1.0,
     )  # fmt: skip
@@ -143,7 +144,7 @@ def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:
     said = replace(about, rule="exposed-communication", saving_ns_per_step=600)
     both = Together(2, 700, 0.5, 0.6)
     diagnoses = [replace(diagnose(each), findings=(said,), together=both) for each in ranks]
-    records = list(map(rank_record, ranks))
+    records = [rank_record(View(each)) for each in ranks]
 
     assert [each.together for each in without_waits(diagnoses, records)] == [None, both]
     assert [each.findings for each in without_waits(diagnoses, records)] == [(), (said,)]  # rank 0 waits for 400 ns

@@ -16,7 +16,8 @@ from stepscope.errors import UsageError
 from stepscope.readers import open_trace
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, default_root
-from stepscope.record.runs import RunIndex, run_named
+from stepscope.record.runs import OwnNames, RunIndex, own_names, run_named
+from tests.unit.run_folders import made_run
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "gpt2_per_token_loss_cpu.json.gz"
 
@@ -256,3 +257,57 @@ def test_commands_of_one_trace_take_the_first_rank(capsys: pytest.CaptureFixture
     assert open_from(arguments, "ranks").metadata.rank == 0  # type: ignore[arg-type]
     assert "ranks has 2 ranks; this is rank0, ranks/rank1 is the next" in capsys.readouterr().err
     assert open_from(arguments, "ranks/rank1").metadata.rank == 1  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "whole"),
+    [
+        ("/usr/bin/python3 train.py --lr 1", "train.py --lr 1", "python3 train.py --lr 1"),
+        ("torchrun --nproc 2 train.py", "torchrun --nproc 2 train.py", "torchrun --nproc 2 train.py"),
+        ("python -m trainer", "python -m trainer", "python -m trainer"),
+        ("", "", ""),
+    ],
+)
+def test_commands_name_what_was_recorded_as_the_user_would(command: str, program: str, whole: str) -> None:
+    run = made_run("gpt", command=command)
+    trace = str(run.rank_folder(0) / "trace-1.json.gz")
+
+    assert own_names(trace) == OwnNames("gpt", program, whole)
+
+
+def test_names_of_ranks_of_folders_elsewhere_and_of_files(tmp_path: Path) -> None:
+    run = made_run("two")
+    elsewhere = made_run("gpt", root=tmp_path)
+    for rank in range(2):
+        run.rank_folder(rank).mkdir(parents=True, exist_ok=True)
+    (elsewhere.path / "run.json").write_text("{}")
+
+    assert own_names(str(run.rank_folder(1) / "trace-1.json.gz")).trace == "two/rank1"
+    assert own_names(str(elsewhere.rank_folder(0) / "trace-1.json.gz")).trace == str(elsewhere.path)
+    assert own_names("my trace.json") == OwnNames("'my trace.json'")
+    assert own_names("-") == own_names("") == OwnNames()
+
+
+def test_commands_read_the_latest_run_where_no_trace_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["steps"]) == 2
+    assert "stepscope run" in capsys.readouterr().err
+    folder = made("gpt")
+    folder.rank_folder(0).mkdir(parents=True, exist_ok=True)
+    shutil.copy(SAMPLE, folder.rank_folder(0) / "trace-1.json.gz")
+
+    for words in (["steps"], ["query", "select name from operators limit 1"], ["operators"]):
+        assert main(words) == 0, words
+    assert "gpt" in capsys.readouterr().err
+
+
+def test_the_commands_of_a_diagnosis_name_the_run_and_its_program(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = made("gpt")
+    folder.rank_folder(0).mkdir(parents=True, exist_ok=True)
+    shutil.copy(SAMPLE, folder.rank_folder(0) / "trace-1.json.gz")
+
+    assert main(["diagnose"]) == 0
+    told = capsys.readouterr().out
+    assert "PROGRAM" not in told
+    assert "--apply" in told
+    assert main(["diagnose", "--redact"]) == 0
+    assert "PROGRAM" in capsys.readouterr().out

@@ -11,18 +11,17 @@ import pytest
 
 from stepscope.analysis.communication import MATCHED_SCHEMA
 from stepscope.analysis.memory import GROUPINGS
+from stepscope.diagnosis.rank_summary import RankSteps, rank_steps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.readers import open_trace
 from stepscope.report.document import sentences
 from stepscope.report.whatif import whatif_document
 from stepscope.view.drawings import (
-    RankSteps,
     flame_json,
     loading_json,
     memory_alive_json,
     memory_levels_json,
-    rank_steps,
     ranks_json,
     roofline_json,
 )
@@ -103,17 +102,21 @@ def ranks() -> list[RankSteps]:
 
 def test_ranks_stand_on_the_steps_that_any_of_them_has() -> None:
     nothing = pl.DataFrame(schema=dict(MATCHED_SCHEMA))
-    whole = ranks_json(ranks(), "", nothing, ["late"])
+    whole = ranks_json(ranks(), None, nothing, ["late"])
     assert whole["steps"] == [3, 4, 5]
     assert whole["ns"] == [[10, 20, None], [None, 30, 5]]
-    assert whole["causes"] == ["python", "input"]
+    assert whole["causes"] == ["step", "python", "input"]
     assert whole["slowest"] == [0, 1, 1]  # without collectives, whose step is longest
     assert ranks_json(ranks(), "input", nothing, [])["ns"] == [[1, 2, None], [None, 0, 0]]
 
 
 def test_the_slowest_rank_is_the_one_that_others_wait_for_longest() -> None:
-    late = pl.DataFrame({"step": [4, 4, 4], "last": [0, 1, 0], "late_ns": [2, 3, 2]})
-    assert ranks_json(ranks(), "", late, [])["slowest"] == [None, 0, None]
+    arrivals = [[7, 5], [1, 4], [8, 6]]
+    late = pl.DataFrame({"step": [4, 4, 4], "last": [0, 1, 0], "late_ns": [2, 3, 2], "arrivals_ns": arrivals})
+    shown = ranks_json(ranks(), None, late, [])
+    assert shown["slowest"] == [None, 0, None]
+    assert (shown["cause"], shown["ns"]) == ("late", [[0, 4, None], [None, 3, 0]])
+    assert (shown["read"], shown["of"]) == (2, 2)
 
 
 def test_earlier_results_change_no_answer_and_the_prose_is_the_commands() -> None:

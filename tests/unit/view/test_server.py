@@ -15,6 +15,7 @@ from stepscope.view.documents import Documents, NoDocument
 from stepscope.view.server import Door, application, is_loopback, listening
 
 DOOR = Door("127.0.0.1", 8765, "the-token")
+OWN = {"origin": "http://127.0.0.1:8765", "sec-fetch-site": "same-origin"}
 HOSTILE = "</script><img src=x onerror=alert(1)>\u202e\x1b[2J"
 
 
@@ -22,7 +23,7 @@ def made(name: str, options: Mapping[str, str]) -> Any:
     match name:
         case "names":
             return {"name": HOSTILE, "long": "x" * 10_000_000}
-        case "options":
+        case "options" | "capture":
             return dict(options)
         case "mistake":
             raise UsageError("name a device")
@@ -126,10 +127,24 @@ def test_errors_are_one_sentence_and_end_nothing(known: TestClient, name: str, s
     assert known.get("/api/options?a=1").json() == {"a": "1"}
 
 
+def test_what_does_something_is_asked_for_by_the_page_only(client: TestClient) -> None:
+    assert client.post("/api/capture", headers=OWN).status_code == 403  # without the token
+    client.get("/?token=the-token")
+    assert client.get("/api/capture", headers=OWN).status_code == 405
+    elsewhere: list[dict[str, str]] = [
+        {},
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {**OWN, "sec-fetch-site": "same-site"},
+    ]
+    assert {client.post("/api/capture?a=1", headers=headers).status_code for headers in elsewhere} == {403}
+    assert client.post("/api/capture?a=1", headers=OWN).json() == {"a": "1"}
+
+
 def test_nothing_else_is_served(known: TestClient) -> None:
     for path in ("/etc/passwd", "/../pyproject.toml", "/api/../page.js/x", "/page.js.map", "/api/"):
         assert known.get(path).status_code == 404
-    assert known.post("/api/options").status_code == 405
+    assert known.post("/api/options", headers=OWN).status_code == 405
     assert known.get(f"/api/options?x={'y' * 9000}").status_code == 414
 
 

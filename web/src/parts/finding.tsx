@@ -29,12 +29,12 @@ export function showFinding(value: string, finding: Finding): void {
 }
 
 /** Ways to act on a finding: its code, its diff, the command that tries it. */
-export function remedyTabs(finding: Finding): Tab[] {
+export function remedyTabs(finding: Finding, program?: string): Tab[] {
   const { code, diff, apply } = finding.remedy;
   const tabs: Tab[] = [];
   if (code) tabs.push({ name: "code", title: "Code", content: () => <Code text={code} /> });
   if (diff) tabs.push({ name: "diff", title: "Diff", content: () => <Diff text={diff} /> });
-  if (apply.length) tabs.push({ name: "try", title: "Try", content: () => <Try apply={apply} /> });
+  if (apply.length) tabs.push({ name: "try", title: "Try", content: () => <Try apply={apply} program={program} /> });
   return tabs;
 }
 
@@ -48,14 +48,16 @@ function Diff({ text }: { text: string }) {
   );
 }
 
-function Try({ apply }: { apply: string[] }) {
+function Try({ apply, program }: { apply: string[]; program: string | undefined }) {
   const chosen = apply.join(",");
+  const command = program ?? "PROGRAM";
+  const asOne = command.includes(" ") ? `"${command.replace(/["\\$`]/g, "\\$&")}"` : command;
   return (
     <div class="stack">
-      <p class="muted small">Run your program with this change, without editing it; PROGRAM is your script and its arguments:</p>
-      <Code text={`stepscope run --apply ${chosen} PROGRAM`} />
+      <p class="muted small">Run your program with this change, without editing it{!program && "; PROGRAM is your script and its arguments"}:</p>
+      <Code text={`stepscope run --apply ${chosen} ${command}`} />
       <p class="muted small">Measure whether it is faster, against the program as it is:</p>
-      <Code text={`stepscope bench PROGRAM PROGRAM --apply B=${chosen}`} />
+      <Code text={`stepscope bench ${asOne} ${asOne} --apply B=${chosen}`} />
     </div>
   );
 }
@@ -93,7 +95,7 @@ export function LineLink({ place }: { place: Place }) {
 export const lastPart = (path: string) => path.replaceAll("\\", "/").replace(/\/+$/, "").split("/").at(-1) ?? path;
 
 export function FindingDetail({ finding, value, number, diagnosis }: { finding: Finding; value: string; number: number; diagnosis: Diagnosis }) {
-  const tabs = remedyTabs(finding);
+  const tabs = remedyTabs(finding, diagnosis.program);
   const [shown, show] = useState(tabs[0]?.name ?? "");
   const isChosen = selection.value?.kind === "finding" && selection.value.value === value;
   return (

@@ -55,12 +55,6 @@ export function StepBar({ diagnosis, session, related }: { diagnosis: Diagnosis;
           {what}: {duration(shown.whole)}
         </h2>
         {diagnosis.steps.unrecorded_ns !== null && <span class="muted">while recorded, {duration(diagnosis.steps.unrecorded_ns)} without</span>}
-        {diagnosis.contention && (
-          <span class="muted" data-tip={diagnosis.contention.sentence}>
-            of which {duration(diagnosis.contention.ns_per_step)} ({share(diagnosis.contention.share)}){" "}
-            {diagnosis.contention.by_quota ? "stopped by the container’s quota" : "waiting for processors that other programs used"}
-          </span>
-        )}
         {once && <span class="muted">with {duration(once.ns)} done once</span>}
         {times.length === 1 && <span class="muted">{shown.device === null ? "of the launching thread" : `of device ${shown.device}`}</span>}
         {times.length > 1 && (
@@ -72,6 +66,12 @@ export function StepBar({ diagnosis, session, related }: { diagnosis: Diagnosis;
               ))}
             </select>
           </label>
+        )}
+        {diagnosis.contention && (
+          <span class="muted" data-tip={diagnosis.contention.sentence}>
+            of which {duration(diagnosis.contention.ns_per_step)} ({share(diagnosis.contention.share)}){" "}
+            {diagnosis.contention.by_quota ? "stopped by the container’s quota" : "waiting for processors that other programs used"}
+          </span>
         )}
       </div>
       <CauseBar parts={shown.parts} related={related} />

@@ -52,7 +52,7 @@ export function Table<Row>({ name, label, columns, rows, sort, keep, isChosen, o
         {tools}
         <span class="spring" />
         <span class="muted small" role="status">
-          {shown.length === rows.length ? `${count(rows.length)} ${label}` : `${count(shown.length)} of ${count(rows.length)} ${label}`}
+          {shown.length === rows.length ? `${count(rows.length)} ${rows.length === 1 ? label.replace(/^(\w+)s$/, "$1") : label}` : `${count(shown.length)} of ${count(rows.length)} ${label}`}
         </span>
         {(wide || fitting.length < columns.length) && (
           <button type="button" aria-pressed={wide} onClick={() => setWide(!wide)}>

@@ -34,7 +34,6 @@ export interface View {
 
 export const VIEWS: View[] = [
   { name: "overview", title: "Overview", needs: ["diagnosis"], key: "o", Component: Overview },
-  { name: "runs", title: "Runs", needs: ["runs"], key: "z", Component: Runs },
   { name: "ranks", title: "Ranks", needs: ["ranks"], key: "x", Component: Ranks },
   { name: "timeline", title: "Timeline", needs: ["timeline"], key: "t", Component: TimelineView },
   { name: "findings", title: "Findings", needs: ["diagnosis"], key: "f", Component: Findings },
@@ -54,4 +53,5 @@ export const VIEWS: View[] = [
   { name: "predict", title: "Predict", group: "Ask", needs: ["predict"], key: "p", Component: Predict },
   { name: "plan", title: "Plan", group: "Ask", needs: ["plan"], key: "b", Component: Plan },
   { name: "energy", title: "Energy", group: "Ask", needs: ["energy"], key: "j", Component: Energy },
+  { name: "runs", title: "Runs", group: "Recorded", needs: ["runs"], key: "z", Component: Runs },
 ];

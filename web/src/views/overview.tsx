@@ -83,7 +83,7 @@ function Cards({ findings, diagnosis, values, isShown }: { findings: Finding[]; 
       </div>
       {open && opened && (
         <div class="opened" id="opened" ref={panel}>
-          <Tabs label="How to change it" tabs={remedyTabs(opened)} shown={open.tab} onShow={(tab) => setOpen({ ...open, tab })} />
+          <Tabs label="How to change it" tabs={remedyTabs(opened, diagnosis.program)} shown={open.tab} onShow={(tab) => setOpen({ ...open, tab })} />
         </div>
       )}
     </section>
@@ -116,7 +116,7 @@ function Card({ finding, diagnosis, value, isDim, open, onOpen }: { finding: Fin
         <button type="button" onClick={() => showFinding(value, finding)}>
           Show
         </button>
-        {remedyTabs(finding).map(({ name, title }) => {
+        {remedyTabs(finding, diagnosis.program).map(({ name, title }) => {
           const isOpen = open?.value === value && open.tab === name;
           return (
             <button type="button" aria-expanded={isOpen} aria-controls={isOpen ? "opened" : undefined} onClick={() => onOpen(isOpen ? null : { value, tab: name })}>

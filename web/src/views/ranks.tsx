@@ -4,6 +4,7 @@ import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, duration, sentence, short } from "../format";
 import { useDocument } from "../document";
 import type { Ranks as Document } from "../documents";
+import type { Session } from "../schema";
 import { causeOf } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
 import { Hover, type Spot } from "../parts/hover";
@@ -11,18 +12,21 @@ import { useWidth } from "../parts/size";
 import { Table, type Column } from "../parts/table";
 import { change, parameter } from "../state";
 import { theme } from "../theme";
-import { useSteady } from "../steady";
+import { usePolled } from "../polled";
 import { binned, cellOf, extent, firstOf, mean } from "./heat";
 import "../parts/further.css";
 import "./ranks.css";
 
+const FEW = 3;
+const MOST_NAMED = 100;
 const TALLEST = 620;
 const ROW = 22;
 const LABELS = 76;
 const WIDEST = 120; // cell
 
 export function Ranks() {
-  const ranks = useSteady("ranks", parameter("ranks-cause") ? { cause: parameter("ranks-cause")! } : {}, 0);
+  const cause = parameter("ranks-cause");
+  const ranks = usePolled("ranks", cause ? { cause } : {}, ({ read, of }) => read < of);
   return (
     <Shown of={ranks} height={640}>
       {(document) => <All document={document} isOld={ranks.isOld} />}
@@ -36,24 +40,33 @@ const openRank = (document: Document, place: number) => {
   change({ rank: rank === null ? path : String(rank), view: "overview", range: null, choose: null });
 };
 
+const FIGURES: Record<string, string> = { late: "arrival after the first rank", step: "step time" };
+const labelOf = (session: Session | undefined, figure: string) => FIGURES[figure] ?? causeOf(session, figure).label;
+
+/** What a cell of strong colour means. */
+function strength(cause: string, word: string): string {
+  if (cause === "late") return "Strong colour: the rank comes later to the step's collectives than the first one.";
+  if (cause === "step") return "Strong colour: a longer step.";
+  return `Strong colour: the rank loses more time to ${word}${cause === "communication" ? ", waiting for others: those ranks are not the slow ones" : ""}.`;
+}
+
 function All({ document, isOld }: { document: Document; isOld: boolean }) {
   const session = useDocument("session").value;
-  const { ranks, steps, causes, cause, sentences } = document;
-  const word = cause ? causeOf(session, cause).label : "step";
+  const { ranks, steps, causes, cause, sentences, unreadable, read, of } = document;
+  const word = labelOf(session, cause);
   const opened = parameter("rank");
-  if (!steps.length) return <Empty title="No complete steps were found.">The heat map needs steps; every rank can still be opened from the table of the trace.</Empty>;
+  const isReading = read < of;
   return (
     <div class="stack" aria-busy={isOld}>
       <div class="toolbar">
         <h2>Ranks</h2>
-        <select aria-label="Figure" value={cause} onChange={(event) => change({ "ranks-cause": event.currentTarget.value || null })}>
-          <option value="">step time</option>
+        <select aria-label="Figure" value={cause} onChange={(event) => change({ "ranks-cause": event.currentTarget.value })}>
           {causes.map((each) => (
-            <option value={each}>{causeOf(session, each).label}</option>
+            <option value={each}>{labelOf(session, each)}</option>
           ))}
         </select>
         <span class="muted small">
-          {count(ranks.length)} ranks, {steps.length === 1 ? "1 step" : `${count(steps.length)} steps`}. ◆ marks the rank that the others wait for in a step. Click a rank to open it.
+          {count(ranks.length)} ranks, {steps.length === 1 ? "1 step" : `${count(steps.length)} steps`}. Click a rank to open it.
         </span>
         {opened !== null && (
           <button type="button" onClick={() => change({ rank: null })}>
@@ -61,11 +74,28 @@ function All({ document, isOld }: { document: Document; isOld: boolean }) {
           </button>
         )}
       </div>
+      {isReading && (
+        <p class="small muted reading" role="status">
+          <progress value={read} max={of} aria-label="Ranks that were read" />
+          {count(read)} of {count(of)} ranks are read; the others follow.
+        </p>
+      )}
       {sentences.map((text) => (
         <p>{sentence(text)}</p>
       ))}
-      <Heat document={document} word={word} onOpen={(place) => openRank(document, place)} />
-      <RankTable document={document} word={word} />
+      {unreadable.length > 0 && (
+        <details class="missing" open={unreadable.length <= FEW}>
+          <summary>{unreadable.length === 1 ? "1 trace is not among them: it cannot be read" : `${count(unreadable.length)} traces are not among them: they cannot be read`}</summary>
+          <ul>
+            {unreadable.slice(0, MOST_NAMED).map((text) => (
+              <li class="small">{short(text, 300)}</li>
+            ))}
+          </ul>
+        </details>
+      )}
+      {steps.length > 0 && <Heat document={document} word={word} onOpen={(place) => openRank(document, place)} />}
+      {!steps.length && !isReading && <Empty title="No complete steps were found.">The heat map needs steps that are marked or repeat; a rank opens from the table.</Empty>}
+      {ranks.length > 0 && <RankTable document={document} word={word} />}
     </div>
   );
 }
@@ -76,7 +106,7 @@ interface Cell {
 }
 
 function Heat({ document, word, onOpen }: { document: Document; word: string; onOpen: (place: number) => void }) {
-  const { ranks, steps, ns, slowest } = document;
+  const { ranks, steps, ns, slowest, cause } = document;
   const [box, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [active, setActive] = useState<Cell | null>(null);
@@ -89,7 +119,7 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
   const words = ({ rank, step }: Cell) => {
     const value = ns[rank]![step];
     const text = [`${ranks[rank]!.name}, step ${steps[step]}`, `${word}: ${value == null ? "unknown" : duration(value)}`];
-    if (slowest[step] === rank) text.push("the others wait for this rank");
+    if (slowest[step] === rank) text.push("slowest of this step: the others wait for it");
     return text.join("\n");
   };
   useEffect(() => {
@@ -120,17 +150,21 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
         context.fillRect(x, y, Math.max(wide - gap, 0.5), Math.max(tall - gap, 0.5));
       }
     }
-    context.fillStyle = token("--ink");
     slowest.forEach((rank, step) => {
       if (rank === null) return;
       const x = LABELS + (cellOf(step, steps.length, cells.columns) + 0.5) * wide - gap / 2;
       const y = (cellOf(rank, ranks.length, cells.rows) + 0.5) * tall - gap / 2;
-      const size = Math.min(Math.max(Math.min(wide, tall) / 4, 2.5), 5);
+      const size = Math.min(Math.max(Math.min(wide, tall) / 4, 3.5), 6);
       context.beginPath();
       context.moveTo(x, y - size);
       context.lineTo(x + size, y);
       context.lineTo(x, y + size);
       context.lineTo(x - size, y);
+      context.closePath();
+      context.lineWidth = 2.5;
+      context.strokeStyle = token("--page");
+      context.stroke();
+      context.fillStyle = token("--accent");
       context.fill();
     });
     context.fillStyle = token("--muted");
@@ -182,6 +216,15 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
   };
   return (
     <div class="heat" ref={box}>
+      <p class="scale-of small muted">
+        <span>
+          {duration(low)} <span class="ramp" aria-hidden="true" /> {duration(high)}
+        </span>
+        <span>{strength(cause, word)}</span>
+        <span>
+          <span class="diamond" aria-hidden="true">◆</span> The slowest rank of a step: the others wait for it.
+        </span>
+      </p>
       <canvas
         ref={canvas}
         style={{ height: `${height + 22}px` }}
@@ -206,9 +249,6 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
         }}
       />
       <Hover at={spot} text={active ? words(active) : ""} />
-      <p class="scale-of small muted">
-        {duration(low)} <span class="ramp" aria-hidden="true" /> {duration(high)}
-      </p>
       <p class="hidden-text" aria-live="polite">
         {!spot && active ? words(active).replaceAll("\n", ", ") : ""}
       </p>
@@ -239,9 +279,9 @@ function RankTable({ document, word }: { document: Document; word: string }) {
   const columns: Column<RankRow>[] = [
     { name: "name", title: "Rank", value: (row) => row.name },
     { name: "step_ns", title: "Step", value: (row) => row.step_ns, isNumber: true, width: 110 },
-    ...(cause ? [{ name: "figure_ns", title: word, value: (row: RankRow) => row.figure_ns, meter: (row: RankRow) => (row.figure_ns ?? 0) / most, isNumber: true, width: 150, tip: "Mean over the steps" }] : []),
+    ...(cause !== "step" ? [{ name: "figure_ns", title: cause === "late" ? "Comes later" : word, value: (row: RankRow) => row.figure_ns, meter: (row: RankRow) => (row.figure_ns ?? 0) / most, isNumber: true, width: 150, tip: "Mean over the steps" }] : []),
     { name: "most_ns", title: "At most", value: (row) => row.most_ns, isNumber: true, width: 110, tip: "In its worst step" },
-    { name: "slowest", title: "Waited for", value: (row) => row.slowest, isNumber: true, width: 120, tip: "Steps in which the others wait for this rank" },
+    { name: "slowest", title: "◆ Slowest", value: (row) => row.slowest, isNumber: true, width: 120, tip: "Steps in which the others wait for this rank" },
   ];
   return <Table name="ranks" label="ranks" columns={columns} rows={rows} sort="place" onChoose={(row) => openRank(document, row.place)} />;
 }

@@ -1,35 +1,44 @@
-/** What was recorded: the runs, the one that records now, and the answer once it is there. */
+/** What was recorded: the runs, those that record now with their progress, and recording anew. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { seconds, short, size } from "../format";
-import { fetchDocument } from "../data";
-import { useDocument, type Loaded } from "../document";
-import type { Run } from "../documents";
+import { count, seconds, sentence, short, size } from "../format";
+import { act } from "../data";
+import { useDocument } from "../document";
+import type { Progress, Run } from "../documents";
 import { Empty, Shown } from "../parts/controls";
 import { Table, type Column } from "../parts/table";
+import { usePolled } from "../polled";
 import { change, parameter } from "../state";
 import "./runs.css";
 
-const EVERY_MS = 2000;
 const NOT_ENDED = "not ended";
+const MOST_SHOWN = 3;
 
 export function Runs() {
-  const runs = usePolled();
+  const runs = usePolled("runs", {}, (rows) => rows.some((run) => run.state === NOT_ENDED));
   const seen = useRef(new Set<string>()); // runs that had not ended while the reader looked
   for (const run of runs.value ?? []) if (run.state === NOT_ENDED) seen.current.add(run.path);
   return (
     <div class="stack">
       <div class="toolbar">
         <h2>Runs</h2>
+        {parameter("run") !== null && (
+          <button type="button" onClick={() => change({ run: null, traces: null, rank: null, choose: null, range: null })}>
+            Close run {short(parameter("run")!, 60)}
+          </button>
+        )}
       </div>
       <Shown of={runs} height={480}>
         {(rows) =>
           rows.length ? (
             <>
-              {rows.filter((run) => seen.current.has(run.path)).slice(0, 3).map((run) => (
-                <Recording key={run.path} run={run} />
-              ))}
-              <Table name="runs" label="runs" columns={COLUMNS} rows={rows} sort="-started_unix_s" isChosen={(row) => row.name === parameter("run")} onChoose={open} />
+              {rows
+                .filter((run) => seen.current.has(run.path))
+                .slice(0, MOST_SHOWN)
+                .map((run) => (
+                  <Recording key={run.path} run={run} />
+                ))}
+              <Table name="runs" label="runs" columns={COLUMNS} rows={rows} sort="-started_unix_s" isChosen={(row) => row.name === parameter("run")} onChoose={(run) => (run.traces || run.state === NOT_ENDED) && run.state !== "gone" && open(run)} />
             </>
           ) : (
             <Empty title="There are no runs yet.">stepscope run train.py records one; it appears here while it runs.</Empty>
@@ -40,60 +49,78 @@ export function Runs() {
   );
 }
 
-function open(run: Run): void {
-  if (run.traces && run.state !== "gone") change({ run: run.name, rank: null, view: "overview", choose: null, range: null });
+/** Look at a run: at its answer, or, until there is one, at its progress. */
+function open(run: { name: string; traces: number }): void {
+  change({ run: run.name, traces: String(run.traces), rank: null, view: run.traces ? "overview" : "runs", choose: null, range: null });
 }
 
-/** The list of runs, asked for again while one of them has not ended. */
-function usePolled(): Loaded<Run[]> {
-  const [runs, set] = useState<Loaded<Run[]>>({});
-  useEffect(() => {
-    const abort = new AbortController();
-    let timer = 0;
-    const ask = async () => {
-      try {
-        const value = await fetchDocument("runs", {}, abort.signal);
-        set({ value });
-        if (value.some((run) => run.state === NOT_ENDED)) timer = window.setTimeout(() => (document.hidden ? wait() : ask()), EVERY_MS);
-      } catch (error) {
-        if (!abort.signal.aborted) set((last) => (last.value ? last : { error: error instanceof Error ? error.message : String(error) }));
-      }
-    };
-    const wait = () => document.addEventListener("visibilitychange", ask, { once: true, signal: abort.signal });
-    void ask();
-    return () => {
-      abort.abort();
-      clearTimeout(timer);
-    };
-  }, []);
-  return runs;
-}
-
+/** A run that records or recorded while the reader looked. */
 function Recording({ run }: { run: Run }) {
-  const diagnosis = useDocument(run.traces ? "diagnosis" : null, { run: run.name, traces: run.traces }).value as { headline?: string } | undefined;
+  const [asked, ask] = useState<string | null>(null); // why the button did nothing; "" while a recording is awaited
+  const progress = usePolled("progress", { run: run.name }, (now) => !now.has_ended);
+  const now = progress.value;
+  const traces = now?.traces ?? run.traces;
+  const diagnosis = useDocument(traces ? "diagnosis" : null, { run: run.name, traces }).value;
+  const session = useDocument("session").value;
+  const isOpened = (parameter("run") ?? session?.title) === run.name;
+  const first = useRef(run.traces);
+  useEffect(() => {
+    if (isOpened && traces && !first.current) open({ name: run.name, traces });
+    first.current = traces;
+  }, [isOpened, traces]);
+  useEffect(() => {
+    if (asked !== "" || !now?.capture?.is_over) return;
+    ask(now.capture.problem);
+    if (now.capture.problem === null) open({ name: run.name, traces: now.traces });
+  }, [asked, now]);
+  const capture = async () => {
+    try {
+      await act("capture", { run: run.name });
+      ask("");
+      progress.again();
+    } catch (error) {
+      ask(error instanceof Error ? error.message : String(error));
+    }
+  };
+  const isCapturing = asked === "" || now?.capture?.is_over === false;
   return (
     <section class="recording" aria-label={`Run ${run.name}`}>
       <div class="plot-head">
         <h3>{short(run.name, 80)}</h3>
-        <span class="muted small">{run.state === NOT_ENDED ? since(run) : `${run.state}, took ${seconds(took(run) ?? 0)}`}</span>
+        <span class="muted small">{now?.has_ended || run.state !== NOT_ENDED ? `${run.state}, took ${seconds(took(run) ?? 0)}` : since(run)}</span>
         <span class="spring" />
-        <button type="button" disabled={!run.traces} onClick={() => open(run)}>
-          {run.traces ? "Open" : "No trace yet"}
+        {now?.can_capture && (
+          <button type="button" disabled={isCapturing} onClick={capture} data-tip="Five steps, as stepscope attach does">
+            {isCapturing ? "Recording…" : "Record now"}
+          </button>
+        )}
+        <button type="button" disabled={!traces} onClick={() => open({ name: run.name, traces })}>
+          {traces ? "Open" : "No trace yet"}
         </button>
       </div>
       <p class="small" role="status">
-        {diagnosis?.headline ?? progress(run)}
+        {now ? words(now, isCapturing) : (progress.error ?? "Looking at what it does…")}
       </p>
+      {diagnosis && <p>{diagnosis.headline}</p>}
+      {asked && (
+        <p class="small problem" role="alert">
+          {sentence(asked)}
+        </p>
+      )}
+      {now && !now.can_capture && !now.has_ended && <p class="small muted">More steps cannot be recorded from here: {now.why_not}.</p>}
     </section>
   );
 }
 
-function progress(run: Run): string {
-  if (run.traces) return "Its steps are recorded; working out why they are slow…";
-  return run.state === NOT_ENDED ? "It runs; its steps are not recorded yet." : "It ended without a recording.";
+function words(now: Progress, isCapturing: boolean): string {
+  const steps = now.steps_seen === null ? "" : ` ${now.steps_seen === 1 ? "1 step was" : `${count(now.steps_seen)} steps were`} seen.`;
+  return `${sentence(isCapturing && !now.sentence.startsWith("recording") ? "the next steps are awaited" : now.sentence)}.${steps}`;
 }
 
-const since = (run: Run) => `runs since ${started(run.started_unix_s)}, for ${seconds(Math.max(Math.round(Date.now() / 1000 - run.started_unix_s), 1))}`;
+function since(run: Run): string {
+  const ago = Math.max(Math.round(Date.now() / 1000 - run.started_unix_s), 1);
+  return `runs since ${started(run.started_unix_s)}, for ${ago < 120 ? `${ago} s` : seconds(ago)}`;
+}
 
 /** A wall-clock time to the minute, as `stepscope runs` writes it. */
 export function started(unix_s: number): string {

@@ -10,9 +10,7 @@ import { Plot, type Series } from "../parts/plot";
 import { change, parameter } from "../state";
 import "./telemetry.css";
 
-const NAMED = 8; // more lines are thin and grey, since more colours cannot be told apart
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a5a44", "#7f7fd5"];
-const OTHER = "#9aa0a6";
+const OTHER = "#9aa0a6"; // lines beyond the palette's are thin and grey, since more colours cannot be told apart
 const FROM_ZERO = ["share", "bytes", "bytes/s", "cores", "W", "MHz"];
 
 /** Units that stand at the axis; longer ones stand beside the title. */
@@ -95,7 +93,8 @@ function Plots({ shown }: { shown: Rank }) {
 
 function One({ plot, shown, range, onZoom }: { plot: TelemetryPlot; shown: Rank; range: [number, number] | null; onZoom: (to: [number, number] | null) => void }) {
   const data = useMemo(() => aligned(plot, shown.duration_s), [plot, shown]);
-  const series = useMemo(() => plot.lines.map(styled), [plot]);
+  const colours = useDocument("session").value?.series ?? NONE;
+  const series = useMemo(() => plot.lines.map(({ label }, number) => styled(label, colours[number])), [plot, colours]);
   const steps = useMemo(() => stepsAt(plot), [plot]);
   const ticks = useMemo(() => [...steps.keys()], [steps]);
   const odd = useMemo(() => plot.lines.flatMap((line) => line.not_finite_s.map((x) => ({ x, label: "not finite" }))), [plot]);
@@ -137,13 +136,13 @@ function One({ plot, shown, range, onZoom }: { plot: TelemetryPlot; shown: Rank;
       />
       {plot.lines.length > 1 && (
         <div class="plot-legend">
-          {plot.lines.slice(0, NAMED).map((line, number) => (
+          {plot.lines.slice(0, colours.length).map((line, number) => (
             <span>
-              <i class="line" style={{ "--c": COLOURS[number] }} aria-hidden="true" />
+              <i class="line" style={{ "--c": colours[number] }} aria-hidden="true" />
               {line.label || "whole"}
             </span>
           ))}
-          {plot.lines.length > NAMED && <span>in grey {count(plot.lines.length - NAMED)} smaller ones</span>}
+          {plot.lines.length > colours.length && <span>in grey {count(plot.lines.length - colours.length)} smaller ones</span>}
           {plot.left_out > 0 && <span>{count(plot.left_out)} more are not drawn</span>}
         </div>
       )}
@@ -151,8 +150,9 @@ function One({ plot, shown, range, onZoom }: { plot: TelemetryPlot; shown: Rank;
   );
 }
 
-const styled = (line: { label: string }, number: number): Series =>
-  number < NAMED ? { label: line.label, colour: COLOURS[number]! } : { label: line.label, colour: OTHER, width: 1 };
+const NONE: string[] = [];
+
+const styled = (label: string, colour: string | undefined): Series => (colour ? { label, colour } : { label, colour: OTHER, width: 1 });
 
 /** All lines on the times of all of them. Where a line has no sample it goes on; where its value is null it breaks. */
 export function aligned(plot: Pick<TelemetryPlot, "lines">, whole: number): uPlot.AlignedData {

@@ -41,11 +41,13 @@ export function TimelineView() {
       <div class="toolbar">
         <SearchBox search={search} near={shown?.start ?? 0} onGo={goTo} />
         <span class="spring" />
-        <button type="button" aria-pressed={parameter("path") === "1"} onClick={() => change({ path: parameter("path") === "1" ? null : "1" })}>
-          Critical path
-        </button>
+        {!isFile && (
+          <button type="button" aria-pressed={parameter("path") === "1"} onClick={() => change({ path: parameter("path") === "1" ? null : "1" })}>
+            Critical path
+          </button>
+        )}
         <button type="button" disabled={!shown} title="Key 0" onClick={() => look(null)}>
-          Whole recording
+          {isFile ? "Whole step" : "Whole recording"}
         </button>
         <OpenInPerfetto />
       </div>

@@ -136,6 +136,8 @@ def _run_lines(arguments: argparse.Namespace) -> int:
         raise UsageError("the name of the source file is empty")
     if arguments.file is None and (arguments.source_root is not None or arguments.all):
         raise UsageError("--source-root and --all need a FILE: stepscope lines TRACE FILE")
+    if arguments.file is None and arguments.trace.endswith(".py"):  # a file of the latest run
+        arguments.trace, arguments.file = "latest", arguments.trace
     costs = _costs(arguments)
     table = line_table(costs.attribution.trace, costs=costs)
     if arguments.file is not None:

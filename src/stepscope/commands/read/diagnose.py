@@ -28,6 +28,7 @@ from stepscope.commands.shared.options import row_count as whole_number
 from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
     garbage_rarely_collected,
+    kept_as_rank,
     readable_traces,
     redactor_of,
     side_files,
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
-    from stepscope.diagnosis.ranks import RankRecord
+    from stepscope.diagnosis.rank_summary import RankRecord
     from stepscope.diagnosis.rule import Rule
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
@@ -138,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     room = Room()
     found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
-    across = _across(arguments, [report.rank for report in reports if report.rank is not None])
+    across = _across(arguments, [report.rank.record for report in reports if report.rank is not None])
     reports = _without_answered(reports)
     _write(arguments, reports, across, _redacted(unreadable, arguments))
     if arguments.diff:
@@ -201,7 +202,7 @@ def _report(
     """
     from stepscope.commands.read.documents import OpenTrace, page_part
     from stepscope.diagnosis.view import View
-    from stepscope.report.diagnosis import trace_report
+    from stepscope.report.diagnosis import trace_report, with_own_commands
     from stepscope.report.redaction import secrets_in
 
     view = View(trace, settings, user_code_from(arguments))
@@ -213,11 +214,13 @@ def _report(
             minimum_share=_minimum_share(arguments),
             progress=progress,
         )
+    if report.rank is not None:
+        kept_as_rank(arguments, trace.metadata.path, lambda: report.rank)
     redactor = redactor_of(arguments, *secrets_in(report.diagnosis)) if arguments.redact else None
     page = page_part(OpenTrace(arguments, trace, view=view), redactor, room) if arguments.html else None
     if redactor is not None:
         return replace(redactor.redact(report), page=page)
-    return replace(report, diagnosis=diffs.filled(report.diagnosis), page=page)
+    return with_own_commands(replace(report, diagnosis=diffs.filled(report.diagnosis), page=page))
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
@@ -241,7 +244,7 @@ def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
     from stepscope.diagnosis.ranks import without_answered, without_waits
 
     diagnoses = without_answered([report.diagnosis for report in reports])
-    diagnoses = without_waits(diagnoses, [report.rank for report in reports])
+    diagnoses = without_waits(diagnoses, [report.rank.record if report.rank else None for report in reports])
     return [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.rank_summary import RankSteps
     from stepscope.diagnosis.view import View
     from stepscope.report.diagnosis import TraceReport
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
-    from stepscope.view.drawings import RankSteps
     from stepscope.view.timeline import TimelineIndex
     from stepscope.whatif.answer import Tried
 
@@ -76,10 +76,11 @@ class OpenTrace:
     @cached_property
     def report(self) -> TraceReport:
         """The diagnosis, with all findings, however small."""
-        from stepscope.report.diagnosis import trace_report
+        from stepscope.report.diagnosis import trace_report, with_own_commands
 
         report = trace_report(self.view, rules=None, top=ROWS, minimum_share=0.0)
-        return replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        report = replace(report, diagnosis=self.diffs.filled(report.diagnosis))
+        return report if getattr(self.arguments, "redact", False) else with_own_commands(report)
 
     @cached_property
     def diffs(self) -> Diffs:
@@ -383,7 +384,7 @@ class PagePart:
 
 def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PagePart:
     """The part of a trace, in at most half of the room that is left; source code only without a redactor."""
-    from stepscope.view.drawings import rank_steps
+    from stepscope.diagnosis.rank_summary import rank_steps
 
     found: dict[str, bytes] = {}
     too_large: dict[str, None] = {}
@@ -406,12 +407,14 @@ def page_part(opened: OpenTrace, redactor: Redactor | None, room: Room) -> PageP
 
 
 def _wanted_in_file(opened: OpenTrace, *, with_source: bool) -> Iterator[tuple[str, Options]]:
+    from stepscope.view.drawings import groupings_of
+
     known = available(opened.trace)
     yield "timeline", {}
     yield from ((name, options) for name, options in _IN_FILE if name in known)
     if "memory-levels" in known:
         for memory in opened.view.memories:
-            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in ("category", "line"))
+            yield from (("memory-levels", {"device": memory.device, "by": by}) for by in groupings_of(memory))
             yield "memory-alive", {"device": memory.device, "time": str(memory.peak_ns)}
     if with_source:
         from stepscope.analysis.places import line_table
@@ -486,7 +489,7 @@ def session_of(
         left_out: sentences about what a report file does not have.
     """
     from stepscope import __version__
-    from stepscope.report.palette import cause_palette, kind_palette
+    from stepscope.report.palette import cause_palette, kind_palette, series_palette
 
     return {
         "title": title,
@@ -497,6 +500,7 @@ def session_of(
         "left_out": list(left_out),
         "causes": cause_palette(),
         "kinds": kind_palette(),
+        "series": series_palette(),
     }
 
 
@@ -520,7 +524,7 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
         if len(reports) > 1:
             found |= {with_options(name, chosen): data for name, data in own.items()}
     if len(reports) > 1:
-        found |= _ranks_in_file(reports, across)
+        found |= _ranks_in_file(reports, across, [each.reason for each in unreadable])
     filled = [report for report in reports if report.page.documents]
     bare = len(reports) - len(filled)
     left_out = [f"Of {count(bare)} of {count(len(reports))} traces this file has the diagnosis only."] if bare else []
@@ -554,16 +558,18 @@ def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
             yield name.replace("diagnosis?", "session?", 1)
 
 
-def _ranks_in_file(reports: Sequence[TraceReport], across: Sequence[Finding]) -> dict[str, bytes]:
+def _ranks_in_file(
+    reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str]
+) -> dict[str, bytes]:
     from stepscope.analysis.communication import matched_collectives
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]
-    records = [report.rank.collectives for report in reports if report.rank is not None]
+    records = [report.rank.record.collectives for report in reports if report.rank is not None]
     late = matched_collectives(records if len(records) == len(reports) else [])
     titles = [finding.title for finding in across]
-    whole = ranks_json(steps, "", late, titles)
+    whole = ranks_json(steps, None, late, titles, unreadable)
     return {"ranks": compact_json(whole)} | {
-        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles))
-        for cause in ("", *whole["causes"])
+        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles, unreadable))
+        for cause in whole["causes"]
     }

@@ -17,6 +17,7 @@ from stepscope import guard
 from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
+    TRACE,
     Command,
     CommandParser,
     add_raw_option,
@@ -54,7 +55,7 @@ _NEEDS_SLICES: Final = ("timeline", "speedscope", "folded", "tensorboard")
 
 
 def _prepare_export_parser(parser: CommandParser) -> None:
-    add_trace(parser)
+    parser.add_argument("trace", metavar="TRACE", help=TRACE)  # required: a trace alone must not be the output
     parser.add_argument(
         "output",
         metavar="OUT",
@@ -209,6 +210,8 @@ def _prepare_query_parser(parser: CommandParser) -> None:
 
 
 def _run_query(arguments: argparse.Namespace) -> int:
+    if arguments.sql is None and " " in arguments.trace.strip() and not Path(arguments.trace).exists():
+        arguments.trace, arguments.sql = "latest", arguments.trace  # a query of the latest run
     trace = open_from(arguments, arguments.trace)
     if arguments.sql is not None:
         redactor = redactor_of(arguments) if arguments.redact else None

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -107,14 +108,23 @@ def _attach(arguments: argparse.Namespace) -> int:
         if found.unreachable:
             raise found.unreachable[0][1]
         targets = found.agents
-    return _diagnose(arguments, _record_agents(arguments, targets))
+    return _diagnose(arguments, _record_agents(arguments, _agents(arguments, targets)))
 
 
-def _record_agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Path]:
+def recording_of_run(target: str) -> Callable[[], list[Path]]:
+    """Reach a run's programs; calling the result records them like `stepscope attach RUN`, and returns the traces.
+
+    Raises:
+        AgentError: a program cannot be reached.
+    """
+    arguments = ATTACH.parsed([target])
+    return partial(_record_agents, arguments, _agents(arguments, [target]))
+
+
+def _record_agents(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> list[Path]:
     """Record the agents --repeat times, and return the traces of the last time."""
     from stepscope.record.agent.client import start_together
 
-    clients = _agents(arguments, targets)
     steps = _STEPS if arguments.steps is None and arguments.seconds is None else arguments.steps
     order = _order(arguments, steps=steps, seconds=arguments.seconds)
     if arguments.repeat > 1 and arguments.output is not None and _is_trace_name(arguments.output):

@@ -264,8 +264,8 @@ _EVIDENCE: Final = {
 
 
 def add_trace(parser: argparse.ArgumentParser, help: str = TRACE) -> None:
-    """Add TRACE, the one trace that the command reads."""
-    parser.add_argument("trace", metavar="TRACE", help=help)
+    """Add TRACE, the one trace that the command reads: the latest run's by default."""
+    parser.add_argument("trace", metavar="TRACE", nargs="?", default="latest", help=f"{help} (default: the latest run)")
 
 
 def add_reading_options(parser: argparse.ArgumentParser, *, or_device: bool = False) -> None:

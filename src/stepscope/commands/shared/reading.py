@@ -22,6 +22,7 @@ from stepscope.report.format import count
 if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import UserSource
+    from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
@@ -201,6 +202,30 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     if getattr(arguments, "capture_trace", None) is not None:
         trace = _with_capture(arguments, trace)
     return with_device(_with_printable_path(trace), getattr(arguments, "device_name", None))
+
+
+def kept_as_rank(
+    arguments: argparse.Namespace, path: str | Path, summary: Callable[[], RankSummary | None]
+) -> RankSummary | None:
+    """The summary of a rank that is kept, or the one that is made now and then kept; None where there is neither.
+
+    Args:
+        summary: makes it; called at most once.
+    """
+    from stepscope.commands.shared.options import user_code_from
+    from stepscope.diagnosis.rank_summary import keep_summary, kept_summary, summary_place
+
+    names = ("window", "steps", "device_name")
+    place = None
+    if str(path) != "-" and not arguments.no_cache and getattr(arguments, "capture_trace", None) is None:
+        with contextlib.suppress(TraceError):  # which opening it says
+            place = summary_place(
+                path, [*(getattr(arguments, name, None) for name in names), user_code_from(arguments)]
+            )
+    found = None if place is None else kept_summary(place, encodable(str(path)))
+    if found is None and (found := summary()) is not None and place is not None:
+        keep_summary(place, found)
+    return found
 
 
 def _not_too_large(trace: Trace, most_rows: int | None, opened: Callable[..., Trace]) -> Trace:

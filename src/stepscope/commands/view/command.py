@@ -64,8 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "an ssh tunnel"
         )
     page = Page(arguments)
-    if arguments.paths:
-        page.job({}).opened({})  # what cannot be read is said before a browser opens
+    page.open()  # what cannot be read is said before a browser opens
     try:
         socket = listening(arguments.host, arguments.port)
     except OSError as error:

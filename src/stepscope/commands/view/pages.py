@@ -6,21 +6,28 @@ import argparse
 import contextlib
 import os
 import re
+import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
-from stepscope.commands.shared.reading import open_from, side_files, trace_paths, with_evidence
+from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
-from stepscope.errors import TraceError, UsageError
+from stepscope.commands.view.runs import Runs
+from stepscope.errors import StepscopeError, TraceError, UsageError
+from stepscope.record.run_folder import RunFolder, is_run_folder
+from stepscope.record.runs import run_at
 from stepscope.view.documents import NoDocument, Options
 
 if TYPE_CHECKING:
-    from stepscope.record.runs import RunIndex
+    import polars as pl
+
+    from stepscope.diagnosis.rank_summary import RankRecord, RankSummary
     from stepscope.trace import Trace
 
 _KEPT: Final = 2
@@ -132,8 +139,7 @@ class Job:
         except TraceError as error:
             if len(self.files) == 1:
                 raise
-            if str(error) not in self.unreadable:
-                self.unreadable.append(str(error))
+            self.add_unreadable(str(error))
             return None
         with self._lock:
             self._open[file] = opened
@@ -149,6 +155,25 @@ class Job:
         part = whole if is_all else self._middle(whole, file)
         [told] = with_evidence([part], self._side_files, several=len(self.files) > 1)
         return OpenTrace(self.arguments, told, None if part is whole else whole)
+
+    def add_unreadable(self, sentence: str) -> None:
+        if sentence not in self.unreadable:
+            self.unreadable.append(sentence)
+
+    def know_rank(self, file: Path, rank: int | None) -> None:
+        self._ranks[file] = rank
+
+    def summary(self, file: Path) -> RankSummary | str:
+        """What is kept of a rank for the questions about all, or why its trace cannot be read."""
+        from stepscope.diagnosis.rank_summary import rank_summary
+
+        try:
+            found = kept_as_rank(self.arguments, file, lambda: rank_summary(self.read(file).view))
+        except StepscopeError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - one rank does not stop the others
+            return f"{file}: a bug in stepscope ({type(error).__name__})"
+        return found or f"{file} has no summary"
 
     def _middle(self, whole: Trace, file: Path) -> Trace:
         from stepscope.trace.excerpt import middle_of
@@ -179,71 +204,144 @@ def state_of_file(file: Path) -> FileState | None:
 
 
 class Ranks:
-    """The ranks of a job beside each other. One rank after another is read, and only its sums are kept."""
+    """The ranks of a job beside each other: those whose summaries are kept at once, the others as they are read."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
+        self._lock = threading.Lock()
+        self._known: dict[Path, RankSummary] = {}
+        self._missing: list[Path] | None = None
+        self._compared: tuple[int, pl.DataFrame, list[str]] | None = None
 
     def document(self, options: Options) -> dict[str, Any]:
-        from stepscope.analysis.communication import matched_collectives
         from stepscope.view.drawings import ranks_json
 
         if len(self._job.files) < 2:
             raise NoDocument("there is one trace only")
-        steps, records = self._read
-        late = matched_collectives([record.collectives for record in records])
-        content = ranks_json(steps, options.get("cause", ""), late, [finding.title for finding in self._across])
-        return {**content, "unreadable": self._job.unreadable}
+        self._begin()
+        with self._lock:
+            known = sorted(self._known.values(), key=lambda each: each.order)
+            unreadable = list(self._job.unreadable)
+        of = len(self._job.files)
+        if not known and len(unreadable) == of:
+            raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
+        late, titles = self._together([each.record for each in known])
+        steps = [each.steps for each in known]
+        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of)
 
-    @cached_property
-    def _read(self) -> tuple[list[Any], list[Any]]:
-        from stepscope.diagnosis.ranks import rank_record
-        from stepscope.view.drawings import rank_steps
-
-        found = []
-        for opened in self._each():
-            found.append((rank_steps(opened.view), rank_record(opened.trace, opened.view)))
-        found.sort(key=lambda each: (each[0].rank is None, each[0].rank, each[0].path))
-        if not found:
-            raise UsageError(f"no trace of {self._job.path} can be read")
-        return [steps for steps, _ in found], [record for _, record in found]
-
-    def _each(self) -> Iterator[OpenTrace]:
-        for file in self._job.files:
-            try:
-                yield self._job.read(file)
-            except TraceError as error:
-                if str(error) not in self._job.unreadable:
-                    self._job.unreadable.append(str(error))
-
-    @cached_property
-    def _across(self) -> tuple[Any, ...]:
+    def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str]]:
+        """What collectives tell of the ranks that are there, and the sentences about them once all are."""
+        from stepscope.analysis.communication import matched_collectives
         from stepscope.diagnosis.ranks import across_ranks
 
-        return across_ranks(self._read[1])
+        if self._compared is None or self._compared[0] != len(records):
+            late = matched_collectives([record.collectives for record in records])
+            is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
+            titles = [finding.title for finding in across_ranks(records)] if is_all else []
+            self._compared = len(records), late, titles
+        return self._compared[1:]
+
+    def _begin(self) -> None:
+        """Take the summaries that are kept, and have the others made."""
+        with self._lock:
+            if self._missing is not None:
+                return
+            self._missing = []
+        for file in self._job.files:
+            found = kept_as_rank(self._job.arguments, file, lambda: None)
+            self._missing.append(file) if found is None else self._take(file, found)
+        if self._missing:
+            threading.Thread(target=self._read, args=(self._missing,), name="ranks", daemon=True).start()
+
+    def _take(self, file: Path, found: RankSummary | str) -> None:
+        with self._lock:
+            if isinstance(found, str):
+                self._job.add_unreadable(found)
+            else:
+                self._known[file] = found
+                self._job.know_rank(file, found.steps.rank)
+
+    def _read(self, files: list[Path]) -> None:
+        for file, found in summaries(self._job, files):
+            self._take(file, found)
+
+
+_FEW: Final = 4
+"""Ranks that are read without further processes, whose start takes as long."""
+_MOST_PROCESSES: Final = 8
+
+
+def summaries(job: Job, files: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
+    """The summaries of these ranks, or why a trace cannot be read, in any order; many are made in processes."""
+    if len(files) <= _FEW:
+        yield from ((file, job.summary(file)) for file in files)
+        return
+    import multiprocessing
+
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processes = min(max(processors - 1, 1), _MOST_PROCESSES, len(files))
+    arguments = argparse.Namespace(**{**vars(job.arguments), "quiet": True})
+    with multiprocessing.get_context("spawn").Pool(processes, _prepare, (arguments, job.path)) as pool:
+        yield from pool.imap_unordered(_summary_in_process, files)
+
+
+_jobs: list[Job] = []
+
+
+def _prepare(arguments: argparse.Namespace, path: str) -> None:
+    """Begin a process that summarises ranks: it prints nothing, gives way to the page, and leaves Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the process's life
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(5)
+    _jobs.append(Job(arguments, path))
+
+
+def _summary_in_process(file: Path) -> tuple[Path, RankSummary | str]:
+    return file, _jobs[0].summary(file)
 
 
 class Page:
-    """The page of what the command line names: one job, or without a path the runs, one of which is open at a time."""
+    """The page of what the command line names, or without a path of the runs; of several runs one is open at a time."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._lock = threading.Lock()
-        first, *others = arguments.paths or [None]
-        self._named = None if first is None else Job(arguments, first, tuple(others))
-        self._run: tuple[str, Job] | None = None
+        self._runs = Runs()
+        paths: list[str] = arguments.paths
+        self._path, self._others = (paths[0] if paths else None), tuple(paths[1:])
+        self._folder = None if self._path is None else run_at(self._path)
+        self._job: tuple[Path, list[Path], Job] | None = None
+        is_trace = self._path is not None and self._folder is None
+        self._named = Job(arguments, paths[0], self._others) if is_trace else None
+
+    def open(self) -> None:
+        """Open what the command line names, unless it is a run that may still get a trace.
+
+        Raises:
+            TraceError, UsageError: it cannot be read.
+        """
+        if self._folder is not None and not self._folder.traces() and self._folder.manifest().ended_unix_s is None:
+            return
+        if self._path is not None:
+            self.job({}).opened({})
 
     def document(self, name: str, options: Options) -> Any:
-        """The document of this name; in a page of runs, of the run that is asked for.
+        """The document of this name; of the run that is asked for, else of what the command line names.
 
         Raises:
             NoDocument: there is none.
             UsageError: it needs something that the trace lacks, or the address is wrong.
         """
-        if name == "session":
-            return self._session(options)
-        if name == "runs":
-            return _runs(self._index)
+        match name:
+            case "session":
+                return self._session(options)
+            case "runs":
+                return self._runs.table()
+            case "progress":
+                return self._runs.progress(self._run_folder(options))
+            case "capture":
+                return self._runs.capture(self._run_folder(options))
         return self.job(options).document(name, options)
 
     def options(self, name: str) -> tuple[str, ...]:
@@ -254,76 +352,58 @@ class Page:
         return _SCOPE if made is None else (*_SCOPE, *made.options)
 
     def job(self, options: Options) -> Job:
-        if self._named is not None:
+        if "run" not in options and self._named is not None:
             return self._named
-        name = options.get("run", "latest")
-        record = self._index.meant(name)
-        if record is None:
-            raise NoDocument(f"there is no run {name[:100]!r}" if name != "latest" else "nothing was recorded yet")
+        folder = RunFolder.open(self._run_folder(options))
+        others = self._others if "run" not in options else ()
         with self._lock:
-            if self._run is None or self._run[0] != record.name or not self._run[1].files:
-                self._run = (record.name, Job(self._arguments, str(record.path)))
-            return self._run[1]
+            files = folder.latest_traces()
+            if self._job is None or self._job[:2] != (folder.path, files):  # a run that goes on gets further traces
+                self._job = folder.path, files, Job(self._arguments, str(folder.path), others)
+            return self._job[2]
+
+    def _run_folder(self, options: Options) -> Path:
+        """The folder of the run that is asked for, else of the one that the command line names, else of the latest."""
+        if "run" not in options and self._folder is not None:
+            return self._folder.path
+        return self._runs.meant(options.get("run", "latest")).path
 
     def is_changed(self) -> bool:
-        job = self._named or (self._run and self._run[1])
-        return job is not None and job.is_changed
+        jobs = (self._named, None if self._job is None else self._job[2])
+        return any(job is not None and job.is_changed for job in jobs)
 
     def renew(self) -> bool:
         """Have changed traces read again; whether there are any."""
         if not self.is_changed():
             return False
         with self._lock, contextlib.suppress(UsageError):  # a folder may have no trace at the moment
-            self._run = None
+            self._job = None
             if self._named is not None:
                 self._named = Job(self._arguments, self._named.path, self._named.others)
         return True
 
-    @cached_property
-    def _index(self) -> RunIndex:
-        from stepscope.record.runs import RunIndex
-
-        return RunIndex()
-
     def _session(self, options: Options) -> dict[str, Any]:
-        kind, title, documents, others = "runs", "runs", ["runs"], []
+        kind, title, others = "runs", "runs", []
+        documents = ["runs"] if self._path is None or self._folder is not None or self._runs.exist() else []
+        is_named = self._path is not None and "run" not in options
         try:
             job = self.job(options)
             title = _title(job)
-            documents = [*(documents if self._named is None else ()), *job.documents]
+            documents += job.documents
             others = [os.path.basename(each) or each for each in job.others]
-            if self._named is not None:
+            if is_named:
                 kind = "ranks" if len(job.files) > 1 else "trace"
         except (UsageError, NoDocument, TraceError):
-            if self._named is not None:
+            if is_named and self._folder is None:
                 raise
+            if self._folder is not None:
+                title = self._folder.name
         return session_of(title, kind, documents, others)
 
 
 def _title(job: Job) -> str:
     """The name of the run or the folder of ranks, else of the trace."""
-    from stepscope.record.run_folder import is_run_folder
-
     run = job.files[0].parent.parent
     if is_run_folder(run):
         return run.name
     return Path(job.path).name if len(job.files) > 1 else job.files[0].name
-
-
-def _runs(index: RunIndex) -> list[dict[str, Any]]:
-    """The runs, the latest first."""
-    from stepscope.commands.record.runs import bytes_in, state_of
-
-    return [
-        {
-            "name": each.name,
-            "path": str(each.path),
-            "command": each.command,
-            "started_unix_s": each.started_unix_s,
-            "ended_unix_s": each.ended_unix_s,
-            "state": state_of(each),
-            "traces": each.traces,
-            "bytes": bytes_in(each.path),
-        }
-        for each in index.all()
-    ]

@@ -1,0 +1,101 @@
+"""How long the page of a job with many ranks takes: the first time, and again from their summaries.
+
+Ranks are those of `tests/simulator/ranks.py`, of which one comes late, mostly the same one. The cache is an empty one.
+
+    python benchmarks/many_ranks.py 64 256 1024
+    python benchmarks/many_ranks.py 64 --keep FOLDER     only writes the traces
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from http.cookiejar import CookieJar
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.simulator.ranks import write_ranks
+
+OFTEN, RARELY = 17, 40
+SETTLED_S = 3.0
+"""Files that changed just now are not remembered by their time."""
+
+
+def late_rank(step: int) -> int:
+    return RARELY if step % 5 == 4 else OFTEN
+
+
+class Page:
+    """The server of a folder's page, as a browser uses it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._begun = time.monotonic()
+        command = [sys.executable, "-m", "stepscope", "view", str(folder), "--no-browser"]
+        self._program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        assert self._program.stdout is not None
+        self._address = self._program.stdout.readline().strip()
+        self._opened = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(CookieJar()))
+        self._opened.open(self._address, timeout=60).read()
+
+    def document(self, name: str) -> Any:
+        return json.loads(self._opened.open(f"{self._address.partition('?')[0]}api/{name}", timeout=600).read())
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._begun
+
+    def end(self) -> None:
+        self._program.send_signal(signal.SIGINT)
+        self._program.wait(60)
+
+
+def measure(ranks: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+        folder = Path(place) / "traces"
+        size = write_ranks(folder, ranks, late_rank)
+        time.sleep(SETTLED_S)
+        print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB")
+        for when in ("first", "again"):
+            page = Page(folder)
+            ready_s = page.seconds
+            page.document("session")
+            first = page.document("ranks")
+            first_s = page.seconds
+            while (found := page.document("ranks"))["read"] < found["of"]:
+                time.sleep(0.5)
+            whole_s = page.seconds
+            page.end()
+            assert found["slowest"] == [late_rank(step) for step in found["steps"]], found["slowest"]
+            print(
+                f"  {when}: address after {ready_s:.1f} s, first screen {first_s:.1f} s with {first['read']} ranks, "
+                f"all {whole_s:.1f} s, {whole_s / ranks * 1e3:.0f} ms a rank",
+                flush=True,
+            )
+        kept = [each.stat().st_size for each in Path(place).glob("cache/stepscope/ranks/*")]
+        print(f"  {len(kept)} summaries, the largest of {max(kept) / 1e3:.1f} kB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("ranks", metavar="RANKS", type=int, nargs="+")
+    parser.add_argument("--keep", metavar="FOLDER", type=Path)
+    options = parser.parse_args()
+    for ranks in options.ranks:
+        if options.keep:
+            write_ranks(options.keep, ranks, late_rank)
+        else:
+            measure(ranks)
+
+
+if __name__ == "__main__":
+    main()

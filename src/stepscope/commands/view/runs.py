@@ -1,0 +1,193 @@
+"""Runs on the page: their list, how far the recording of one is, and recordings that the page asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stepscope.errors import AgentError, StepscopeError, UsageError
+from stepscope.view.documents import NoDocument
+
+if TYPE_CHECKING:
+    from stepscope.record.manifest import RunManifest
+    from stepscope.record.run_folder import RunFolder
+    from stepscope.record.runs import RunIndex, RunRecord
+
+_STOPPED: Final = "stepscope stopped early in the program, which goes on"
+_SEEN: Final = {
+    "jax": "jax is imported; the first steps are awaited",
+    "torch": "torch is imported; the first steps are awaited",
+    "python": "Python runs; it has imported neither torch nor jax yet",
+}
+"""What a run's markers say, the latest first."""
+
+
+@dataclass
+class _Capture:
+    """A recording that the page asked for."""
+
+    run: Path
+    is_over: bool = False
+    problem: str | None = None
+
+
+class Runs:
+    """The runs of this user."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._capture: _Capture | None = None
+
+    @cached_property
+    def _index(self) -> RunIndex:
+        from stepscope.record.runs import RunIndex
+
+        return RunIndex()
+
+    def exist(self) -> bool:
+        """Whether any run was recorded; told without making an index."""
+        return self._index.path.exists() and bool(self._index.all())
+
+    def meant(self, name: str) -> RunRecord:
+        """The run that a name means.
+
+        Raises:
+            NoDocument: there is none.
+        """
+        record = self._index.meant(name)
+        if record is None:
+            raise NoDocument(f"there is no run {name[:100]!r}" if name != "latest" else "nothing was recorded yet")
+        return record
+
+    def table(self) -> list[dict[str, Any]]:
+        """The runs, the latest first."""
+        from stepscope.commands.record.runs import bytes_in, state_of
+
+        return [
+            {
+                "name": each.name,
+                "path": str(each.path),
+                "command": each.command,
+                "started_unix_s": each.started_unix_s,
+                "ended_unix_s": each.ended_unix_s,
+                "state": state_of(each),
+                "traces": each.traces if each.is_gone else len(_folder(each.path).traces()),
+                "bytes": bytes_in(each.path),
+            }
+            for each in self._index.all()
+        ]
+
+    def progress(self, path: Path) -> dict[str, Any]:
+        """How far the recording of a run is, what is awaited, and whether more can be recorded now."""
+        folder = _folder(path)
+        manifest, recordings = folder.manifest(), folder.recordings()
+        has_ended = manifest.ended_unix_s is not None
+        agent, why_not = ({}, "the program has ended") if has_ended else _agent_status(folder, manifest)
+        seen = [agent.get("step"), *(one.get("steps_seen") for one in recordings)]
+        traces = len(folder.traces())
+        capture = self._capture
+        return {
+            "name": folder.name,
+            "has_ended": has_ended,
+            "is_complete": _is_complete(recordings),
+            "sentence": _sentence(folder, manifest, recordings, agent, traces),
+            "steps_seen": max((each for each in seen if each is not None), default=None),
+            "traces": traces,
+            "can_capture": bool(agent),
+            "why_not": why_not,
+            "capture": None
+            if capture is None or capture.run != path
+            else {"is_over": capture.is_over, "problem": capture.problem},
+        }
+
+    def capture(self, path: Path) -> dict[str, Any]:
+        """Record a few steps more of a running program, as `stepscope attach RUN` does; `progress` tells of it.
+
+        Raises:
+            UsageError: one is being made, or the run is another user's.
+            AgentError: the program cannot be reached.
+        """
+        from stepscope.commands.record.attach import recording_of_run
+
+        with self._lock:
+            if self._capture is not None and not self._capture.is_over:
+                raise UsageError(f"{self._capture.run.name} is being recorded: wait until it is done")
+            _check_owner(path)
+            record = recording_of_run(str(path))
+            self._capture = _Capture(path)
+        threading.Thread(target=_recorded, args=(self._capture, record), name="capture", daemon=True).start()
+        return {"name": path.name}
+
+
+def _recorded(capture: _Capture, record: Callable[[], object]) -> None:
+    try:
+        record()
+    except StepscopeError as error:
+        capture.problem = str(error)
+    except Exception as error:  # noqa: BLE001 - the page goes on
+        capture.problem = f"a bug in stepscope ({type(error).__name__})"
+    capture.is_over = True
+
+
+def _folder(path: Path) -> RunFolder:
+    from stepscope.record.run_folder import RunFolder
+
+    return RunFolder.open(path)
+
+
+def _check_owner(path: Path) -> None:
+    if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
+        raise UsageError(f"{path.name} is a run of another user")
+
+
+def _agent_status(folder: RunFolder, manifest: RunManifest) -> tuple[dict[str, Any], str]:
+    """The state of the first rank's agent, or that there is none and why."""
+    from stepscope.record.agent.protocol import agents_in
+    from stepscope.record.agent.targets import clients_for
+
+    if not agents_in(folder.agents):
+        serves = "not before its first step" if manifest.options.get("serve") else "it was started without --serve"
+        return {}, serves
+    try:
+        clients = clients_for(str(folder.path), find_run=lambda _: folder, token=None, through_files=False)
+        return clients[0].status(), ""
+    except AgentError as error:
+        return {}, str(error)
+
+
+def _is_complete(recordings: Sequence[dict[str, Any]]) -> bool:
+    """Whether every rank has recorded and timed what was asked for."""
+    ranks = {one["rank"] for one in recordings if one.get("complete")}
+    return bool(ranks) and len(ranks) >= max(int(one.get("world_size") or 1) for one in recordings)
+
+
+def _sentence(
+    folder: RunFolder, manifest: RunManifest, recordings: Sequence[dict[str, Any]], agent: dict[str, Any], traces: int
+) -> str:
+    from stepscope.record.run_folder import LEFT
+
+    asked = manifest.options.get("steps")
+    if agent.get("recording"):
+        return f"recording at step {agent['step']}"
+    if _is_complete(recordings) or (manifest.ended_unix_s is not None and traces):
+        return "recorded"
+    problem = next((one["problem"] for one in recordings if one.get("problem")), None)
+    if problem is not None:
+        return str(problem)
+    if folder.was_seen(LEFT):
+        return _STOPPED
+    if manifest.ended_unix_s is not None:
+        return f"ended without a recording: stepscope runs show {folder.name} says more"
+    if traces:
+        return "its steps are recorded; further ones are timed without the profiler"
+    if agent:
+        return f"the program warms up; then {asked} steps are recorded"
+    with contextlib.suppress(StopIteration):
+        return next(words for name, words in _SEEN.items() if folder.was_seen(name))
+    return "the program has not started Python yet"

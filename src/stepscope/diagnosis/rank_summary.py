@@ -1,0 +1,252 @@
+"""What is kept of one rank for the questions about all: its steps by cause, its collectives, its lines by cause.
+
+    ROOT/ranks/<key>    a checksum, then a MessagePack of `RankSummary`
+
+A summary is written when a rank is first read, and found without opening its trace: the key covers the file's content,
+how it is read, which code is the user's, and stepscope with its libraries. Ranks can be summarised in any order and
+anywhere, and are then compared by their summaries alone (`stepscope.diagnosis.ranks`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from stepscope.analysis.communication import RankCollectives, collectives, exposed_on_host
+from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.view import View
+from stepscope.files import cache_folder, keep_newest, package_state, private_folder, whole_file
+from stepscope.readers import place_among_xla_hosts
+from stepscope.readers.source_lines import variant_of
+from stepscope.trace.cache import TraceCache
+from stepscope.trace.window import Times
+
+BUSY: Final = "busy"
+_MOST_BYTES: Final = 1 << 30  # of all summaries together
+_MOST_COLLECTIVES: Final = 50_000
+"""Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
+_DIGEST: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """One rank's complete steps.
+
+    Attributes:
+        index: numbers of the steps, in order.
+        step_ns: their durations; shape (steps,).
+        cause_ns: by cause, idle time of the device (without one, the host's time) in each; shape (steps,).
+    """
+
+    name: str
+    rank: int | None
+    path: str
+    index: list[int]
+    step_ns: list[int]
+    cause_ns: dict[str, list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What is kept of one rank's trace for comparison with the others.
+
+    Attributes:
+        name: such as "rank 3".
+        path: of the trace.
+        causes: time per step by cause: the device's idle time, or the host's time without a device.
+        places: the user's lines for each cause.
+        exposed_ns: time per step in which the rank only communicates.
+        on_device: whether the collectives run on a device.
+    """
+
+    name: str
+    path: str
+    ranks: int
+    step_ns: int
+    steps: int
+    collectives: RankCollectives
+    causes: dict[str, int]
+    places: dict[str, tuple[Location, ...]]
+    exposed_ns: int
+    on_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankSummary:
+    steps: RankSteps
+    record: RankRecord
+
+    @property
+    def order(self) -> tuple[bool, int, str]:
+        """Sort key among the ranks of a job."""
+        return (self.steps.rank is None, self.steps.rank or 0, self.steps.path)
+
+    def at(self, path: str) -> RankSummary:
+        """The summary of the same content at another place."""
+        name = self.steps.name if self.steps.rank is not None else path
+        return RankSummary(replace(self.steps, path=path, name=name), replace(self.record, path=path, name=name))
+
+
+def rank_summary(view: View) -> RankSummary:
+    return RankSummary(rank_steps(view), rank_record(view))
+
+
+def rank_record(view: View) -> RankRecord:
+    trace = view.trace
+    found = collectives(trace, device=view.device, window=view.window)
+    numbers = view.steps["index"].to_numpy()
+    step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
+    number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
+    table = found.select("kind", "group", "bytes", "start_ns", "duration_ns").with_columns(
+        step=pl.Series(number, dtype=pl.Int64)
+    )
+    before = _before(view, found)
+    if table.height > _MOST_COLLECTIVES:
+        steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
+        table, before = table.head(steps_kept), before.head(steps_kept)
+    sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
+    causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
+    places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
+    waiting = causes.get("communication", 0)
+    exposed = view.exposed_ns(("communication",)) // view.step_count if view.device is not None else 0
+    if view.device is None:
+        waiting = max(waiting, exposed_on_host(trace, view.span) // view.step_count)
+    return RankRecord(
+        name=_name(view),
+        path=trace.metadata.path,
+        ranks=trace.metadata.world_size or 2,
+        step_ns=view.step_ns,
+        steps=view.step_count,
+        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0, before),
+        causes=causes,
+        places=places,
+        exposed_ns=exposed + waiting,
+        on_device=bool(found["on_device"].any()),
+    )
+
+
+def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
+    """What the rank did before each collective; see `RankCollectives.before`."""
+    starts = found["start_ns"].to_numpy()
+    left = np.maximum.accumulate(starts + found["duration_ns"].to_numpy())
+    begins = np.minimum(np.append(np.full(min(len(starts), 1), view.window.start_ns), left[:-1]), starts)
+    columns = {"begin_ns": begins}
+    for (cause,), pieces in view.pieces.select("cause", "start_ns", "duration_ns").group_by("cause"):
+        columns[str(cause)] = _passed(pieces, starts) - _passed(pieces, begins)
+    if view.device is not None:
+        work = np.sort(view.work.filter(pl.col("kind") != "communication")["start_ns"].to_numpy())
+        columns["works"] = np.searchsorted(work, starts) - np.searchsorted(work, begins)
+        idle = sum((ns for name, ns in columns.items() if name not in ("begin_ns", "works")), np.zeros(len(starts)))
+        columns[BUSY] = np.maximum(starts - begins - idle, 0)
+    return pl.DataFrame({name: values.astype(np.int64) for name, values in columns.items()})
+
+
+def _passed(pieces: pl.DataFrame, moments: Times) -> Times:
+    """How much of these pieces of time, which do not overlap, has passed at each moment."""
+    rows = pieces.sort("start_ns")
+    starts, lengths = rows["start_ns"].to_numpy(), rows["duration_ns"].to_numpy()
+    bounds = np.column_stack([starts, starts + lengths]).ravel()
+    passed = np.column_stack([np.cumsum(lengths) - lengths, np.cumsum(lengths)]).ravel()
+    passed_by: Times = np.interp(moments, bounds, passed).astype(np.int64) if len(bounds) else np.zeros_like(moments)
+    return passed_by
+
+
+def rank_steps(view: View) -> RankSteps:
+    steps = view.steps.filter(pl.col("complete")).sort("start_ns")
+    start = steps["start_ns"].to_numpy()
+    end = start + steps["duration_ns"].to_numpy()
+    metadata = view.trace.metadata
+    causes: dict[str, list[int]] = {}
+    for (cause,), pieces in view.pieces.group_by("cause", maintain_order=True):
+        begin = pieces["start_ns"].to_numpy()
+        place = np.searchsorted(start, begin, side="right") - 1
+        inside = (place >= 0) & (begin < end[np.maximum(place, 0)]) if len(end) else np.zeros(len(begin), np.bool_)
+        sums = np.zeros(steps.height, np.int64)
+        np.add.at(sums, place[inside], pieces["duration_ns"].to_numpy()[inside])
+        causes[str(cause)] = sums.tolist()
+    return RankSteps(
+        name=_name(view),
+        rank=metadata.rank,
+        path=metadata.path,
+        index=steps["index"].to_list(),
+        step_ns=steps["duration_ns"].to_list(),
+        cause_ns=causes,
+    )
+
+
+def _name(view: View) -> str:
+    metadata = view.trace.metadata
+    return f"rank {metadata.rank}" if metadata.rank is not None else metadata.path
+
+
+def folder() -> Path:
+    return cache_folder() / "ranks"
+
+
+def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
+    """Where the summary of a trace file is kept.
+
+    Args:
+        reading: everything else that its trace depends on, such as the window.
+
+    Raises:
+        UnreadableTraceError: the file cannot be read.
+    """
+    content = TraceCache().key_of(path, variant_of(path), least_bytes=0)
+    known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
+    return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+@cache
+def _stepscope() -> list[tuple[int, int]]:
+    return package_state()
+
+
+def kept_summary(place: Path, path: str) -> RankSummary | None:
+    """The summary kept at a place, of the file that is now at `path`; None if there is none, or it is damaged."""
+    try:
+        data = place.read_bytes()
+    except OSError:
+        return None
+    if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+        return None
+    try:
+        found = msgspec.msgpack.decode(memoryview(data)[_DIGEST:], type=RankSummary, dec_hook=_decoded)
+    except msgspec.MsgspecError:
+        return None
+    with contextlib.suppress(OSError):  # the newest are kept longest
+        os.utime(place)
+    return found.at(path)
+
+
+def keep_summary(place: Path, summary: RankSummary) -> None:
+    """Write a summary; a cache that cannot be written is left as it is."""
+    data = msgspec.msgpack.encode(summary, enc_hook=_encoded)
+    with contextlib.suppress(OSError):
+        private_folder(place.parent)
+        with whole_file(place, private=True) as file:
+            file.write(hashlib.sha256(data).digest() + data)
+        keep_newest(place.parent, _MOST_BYTES)
+
+
+def _encoded(value: Any) -> bytes:
+    if not isinstance(value, pl.DataFrame):
+        raise NotImplementedError
+    file = io.BytesIO()
+    value.write_ipc(file, compression="zstd")
+    return file.getvalue()
+
+
+def _decoded(kind: type, value: Any) -> Any:
+    return pl.read_ipc(io.BytesIO(value))
