@@ -14,6 +14,7 @@ from stepscope.commands import main
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from stepscope.report.comparison import TABLES
+from tests.unit.rendered import documents_in
 from tests.unit.small_traces import complete, kernel, launch
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -329,3 +330,49 @@ def test_the_workflow_is_one() -> None:
 
     commands = [step["run"] for step in workflow["jobs"]["compare"]["steps"] if "run" in step]
     assert any("stepscope compare base head" in command and "--fail-if-slower 3%" in command for command in commands)
+
+
+class TestThePageAsAFile:
+    @pytest.fixture
+    def traces(self, tmp_path: Path) -> list[str]:
+        """Two files of three steps, in which a frame names a folder of alice's."""
+        paths = []
+        for name, length_us in (("slow", 200), ("fast", 100)):
+            events = [
+                event
+                for number in range(3)
+                for event in (
+                    complete(f"ProfilerStep#{number}", "user_annotation", length_us * number, length_us),
+                    complete("/home/alice/secret/train.py(3): f", "python_function", length_us * number + 1, 50),
+                    complete("aten::mm", "cpu_op", length_us * number + 5, 20),
+                )
+            ]
+            paths.append(str(write(tmp_path / f"{name}.json", events)))
+        return paths
+
+    def test_it_has_what_differs_and_a_step_of_each_side(self, traces: list[str], tmp_path: Path) -> None:
+        assert main(["compare", *traces, traces[0], "--html", str(tmp_path / "page.html")]) == 0
+
+        found = documents_in((tmp_path / "page.html").read_text())
+        assert found["session"]["documents"] == ["compare"]
+        assert found["session"]["others"] == ["fast.json", "slow.json"]
+        assert found["compare"]["comparisons"][0]["after"]["name"] == traces[1]
+        assert found["compare?with=1"]["comparisons"][0]["after"]["name"] == traces[0]
+        drawn = [found[f"timeline{which}"] for which in ("", "?other=0", "?other=1")]
+        assert [each["end"] - each["start"] for each in drawn] == [200_000, 100_000, 200_000]
+        assert [len(found[f"steps{which}"]) for which in ("", "?other=0")] == [3, 3]
+
+    def test_redacted_it_names_nobody(self, traces: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["compare", *traces, "--html", "-", "--redact"]) == 0
+
+        page = capsys.readouterr().out
+        assert page.startswith("<!doctype html>")
+        assert "train.py(3): f" in page
+        assert "alice" not in page
+        assert "secret" not in page
+
+    def test_only_one_report_goes_to_standard_output(
+        self, traces: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["compare", *traces, "--html", "-", "--json", "-"]) == 2
+        assert capsys.readouterr().err == "stepscope: only one report can go to standard output\n"

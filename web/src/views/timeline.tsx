@@ -47,7 +47,7 @@ export function TimelineView() {
           </button>
         )}
         <button type="button" disabled={!shown} title="Key 0" onClick={() => look(null)}>
-          Whole recording
+          {isFile ? "Whole step" : "Whole recording"}
         </button>
         <OpenInPerfetto />
       </div>
