@@ -381,6 +381,7 @@ class Predict(
     predictions: list[Prediction]
     sentences: list[Prose]
     scaling: list[Scaling]
+    unreadable: list[diagnosis.Unreadable]
 
 
 class PlannedTrace(_part(prediction.PredictedSteps, "path", "format", "device", "why_not", "warnings")):
@@ -440,6 +441,7 @@ class Plan(Document, _part(plan.Plan, "without_price", "notes")):
     sentences: list[Prose]
     machines: list[Machine]
     left_out: list[plan.Refused]
+    unreadable: list[diagnosis.Unreadable]
 
 
 class Peak(TypedDict):
