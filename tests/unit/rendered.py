@@ -13,6 +13,7 @@ from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.report.diagnosis import TraceReport, diagnosis_document, json_reports
 from stepscope.report.document import json_bytes
 from stepscope.report.text import markdown_of, text_of
+from tests.published_schema import wrong_in
 
 
 def reports_of(diagnoses: Sequence[Diagnosis], **parts: Sequence[Any]) -> list[TraceReport]:
@@ -51,7 +52,7 @@ def markdown_report(diagnosis: Diagnosis, *, top: int) -> str:
 def json_of(diagnoses: Sequence[Diagnosis], *arguments: Any, energies: Sequence[Any] = (), **about: Any) -> Any:
     """What a program reads of the reports."""
     reports = reports_of(diagnoses, **({"energy": energies} if energies else {}))
-    return json.loads(json_bytes(json_reports(reports, *arguments, **about)))
+    return written(json_reports(reports, *arguments, **about))
 
 
 def json_report(diagnosis: Diagnosis) -> Any:
@@ -62,8 +63,10 @@ def json_report(diagnosis: Diagnosis) -> Any:
 
 
 def written(report: dict[str, Any]) -> Any:
-    """What a program reads of a report."""
-    return json.loads(json_bytes(report))
+    """What a program reads of a report, which is as the published schema says."""
+    document = json.loads(json_bytes(report))
+    assert wrong_in(document) == []
+    return document
 
 
 _RENEW = bool(os.environ.get("STEPSCOPE_RENEW"))  # before the tests take such variables away

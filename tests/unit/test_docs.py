@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from stepscope.commands import main
 from stepscope.diagnosis.rule import SECTIONS, Answers, Limits, Rule, Threshold, rule_index, rule_page
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
-from tests import api_page
+from tests import api_page, command_page
 from tests.quoted_output import PAGES, with_output
 from tests.rule_list import LIST, rule_list
 
@@ -109,8 +110,13 @@ def test_quoted_output_is_what_the_command_prints(page: Path) -> None:
     assert text == with_output(text), "run scripts/generate_docs"
 
 
-def test_the_reference_is_of_this_code() -> None:
-    assert api_page.PAGE.read_text(encoding="utf-8") == api_page.api_page(), "run scripts/generate_docs"
+@pytest.mark.parametrize(
+    ("page", "written"),
+    [(api_page.PAGE, api_page.api_page), (command_page.PAGE, command_page.command_page)],
+    ids=["api", "commands"],
+)
+def test_the_reference_is_of_this_code(page: Path, written: Callable[[], str]) -> None:
+    assert page.read_text(encoding="utf-8") == written(), "run scripts/generate_docs"
 
 
 @pytest.mark.parametrize("name", api_page.MODULES)

@@ -322,7 +322,7 @@ def _run(run: BenchRun) -> dict[str, Any]:
     }
 
 
-_BATCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+BATCH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "batch_size": pl.Int64,
     "steps": pl.Int64,
     "step_ns": pl.Float64,
@@ -347,7 +347,7 @@ def batch_table(model: BatchModel) -> pl.DataFrame:
         )
         for each in model.measurements
     ]
-    return pl.DataFrame(rows, schema=dict(_BATCH_SCHEMA), orient="row")
+    return pl.DataFrame(rows, schema=dict(BATCH_SCHEMA), orient="row")
 
 
 def batch_document(model: BatchModel) -> Document:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
+import numpy as np
 import polars as pl
 
 from stepscope import __version__
@@ -238,12 +239,17 @@ def is_printed(block: Block, *where: Where) -> bool:
     return getattr(block, "only", "everywhere") in ("everywhere", *where)
 
 
-def sentences(document: Document) -> list[dict[str, Any]]:
-    """The prose that a terminal prints, by the section it stands in: title, and texts; labels stand before values.
+class Prose(TypedDict):
+    """Sentences of one section of a report; labels stand before values."""
 
-    Those of a section with a table have it as `about_table`.
-    """
-    found: list[dict[str, Any]] = []
+    title: str
+    about_table: bool  # whether the section has a table
+    texts: list[str]
+
+
+def sentences(document: Document) -> list[Prose]:
+    """The prose that a terminal prints, by the section it stands in."""
+    found: list[Prose] = []
 
     def add(blocks: Sequence[Block], title: str, about_table: bool) -> None:
         for block in blocks:
@@ -285,6 +291,8 @@ def compact_json(value: object) -> bytes:
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, np.generic):
+        return value.item()
     return value.rows(named=True) if isinstance(value, pl.DataFrame) else str(value)
 
 

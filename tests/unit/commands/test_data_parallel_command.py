@@ -25,6 +25,7 @@ from stepscope.remedies import DataParallelSettings
 from stepscope.trace import Metadata, Trace
 from stepscope.trace.program_facts import DataParallelFacts, ModelFacts, ProgramFacts
 from stepscope.whatif import Experiment
+from tests.published_schema import wrong_in
 from tests.unit.predict.test_scaling import MIB, device_steps, gradient, host_steps
 from tests.unit.whatif.test_graph import US, Machine
 
@@ -231,6 +232,7 @@ def test_the_command_prints_reasons_and_code_and_writes_the_file(
 
     assert main(["data-parallel", str(tmp_path / "trace"), "--json", "-"]) == 0
     answer = json.loads(capsys.readouterr().out)
+    assert wrong_in(answer) == []
     assert answer["settings"]["bucket_cap_mb"] == 2
     assert answer["reasons"]["bucket_cap_mb"]["known"] is True
     assert [each["bucket_cap_mb"] for each in answer["sizes"]][:3] == [None, 1, 2]

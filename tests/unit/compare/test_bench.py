@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,8 +13,8 @@ from stepscope.commands import main
 from stepscope.compare.bench import Bench, BenchCommand, BenchFailure, BenchRun, BenchSettings, order_of, stop_of
 from stepscope.compare.statistics import WarmUp
 from stepscope.report.bench import bench_document, bench_json, bench_table, how, noise_of, verdicts
-from stepscope.report.document import json_bytes
 from stepscope.report.text import markdown_of, text_of
+from tests.unit.rendered import written
 
 MS = 1_000_000
 RUNS_DIFFER = (
@@ -194,7 +193,7 @@ def test_markdown_is_escaped() -> None:
 def test_json_holds_every_step() -> None:
     measured = bench((50.0, 50.2), (40.0, 40.1), stop="failed")
     measured.failure = BenchFailure("B", 3, "failed with exit code 1", None)
-    content = json.loads(json_bytes(bench_json(measured)))
+    content = written(bench_json(measured))
 
     assert (content["schema"], content["stop"], content["rounds"], content["warm_up"]) == (1, "failed", 2, "MSER-5")
     assert content["failure"] == {"label": "B", "round": 3, "sentence": "failed with exit code 1"}
