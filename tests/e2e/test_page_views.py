@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -249,6 +250,22 @@ def test_ranks_stand_beside_each_other_and_open(browser: Browser) -> None:
         # Then every view is of it
         assert page.parameters["rank"] == "1"
         page.wait("document.querySelector('.headline')?.innerText.includes('a step takes')")
+        page.assert_silent()
+
+
+def test_a_trace_that_is_written_again_is_told_until_it_is_read_anew(browser: Browser, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    shutil.copy(PER_TOKEN, trace)
+    with served(trace) as address:
+        page = Page(browser, address)
+        page.show("Operators")
+        assert page.texts(".changed") == []
+        shutil.copy(BATCHED, tmp_path / "new.json.gz")
+        os.replace(tmp_path / "new.json.gz", trace)
+        page.show("Modules")
+        page.wait("document.querySelector('.changed button') !== null")
+        page.click(".changed button")
+        page.wait("document.querySelector('main h2') !== null && document.querySelector('.changed') === null")
         page.assert_silent()
 
 

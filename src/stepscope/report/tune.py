@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any, Final
 
 import polars as pl
@@ -39,6 +40,8 @@ _SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "loss_difference": pl.String,
 }
 _BUSY_CORES: Final = 0.5
+_NOISY: Final = 0.05
+"""Half width of the comparisons' median interval, as a share of the step, above which the machine is noisy."""
 _FAILED: Final = {"not applied": "not applied", "out of memory": "out of memory", UNCHECKED: "not checked"}
 
 
@@ -211,6 +214,26 @@ def applied_sentences(result: TuneResult, knob: Knob) -> list[str]:
     return [text.removeprefix(f"{knob.name}: ") for text in measured.applied if text.startswith(f"{knob.name}: ")]
 
 
+def noise_sentence(trials: Sequence[Trial]) -> str:
+    """How large a change must be to show on this machine, and what to do about it; "" if small ones show."""
+    known = [trial.measured for trial in trials if trial.measured is not None]
+    widths = [
+        (each.change_high - each.change_low) / 2
+        for each in known
+        if each.change_low is not None and each.change_high is not None
+    ]
+    if not widths or median(widths) <= _NOISY:
+        return ""
+    others = max((each.other_cores for each in known if each.other_cores is not None), default=0.0)
+    busy = f": other programs kept up to {others:.1f} cores busy" if others > _BUSY_CORES else ""
+    stop = "stop them, or give" if busy else "give"
+    shows = f"a change below about {median(widths):.0%} does not show" if median(widths) < 1 else "no change shows"
+    return (
+        f"the machine is noisy{busy}, so that {shows}; {stop} the "
+        "search more --steps or a larger --budget, or use --quiet-machine"
+    )
+
+
 def how(result: TuneResult) -> Iterator[str]:
     """How it was searched and measured, one sentence each."""
     ended = [trial for trial in result.trials if trial.state != "running"]
@@ -230,6 +253,9 @@ def how(result: TuneResult) -> Iterator[str]:
                 f"Other processes kept up to {proof.other_cores:.1f} cores busy meanwhile; without them the interval "
                 "would be narrower."
             )
+    noise = noise_sentence(result.trials)
+    if noise and not result.is_proven:
+        yield f"{noise[0].upper()}{noise[1:]}."
     if result.stop == "budget":
         yield "The budget ended before everything was tried: the same command with --study continues."
     if result.stop == "interrupted":

@@ -6,7 +6,7 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -98,7 +98,7 @@ def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
 
     Args:
         trials: all of the study, without those whose process ended before it stored an outcome.
-        hurry: prove what is known by now, and stop searching.
+        hurry: prove what is known by now, or else what looks best, and stop searching.
     """
     known = _Known(trials)
     screens = list(_screens(space))
@@ -113,6 +113,8 @@ def plan(space: Space, trials: Sequence[Trial], *, hurry: bool = False) -> Plan:
         return Plan("simplify", best, known.open([simpler]))
     if not hurry and _may_refine(space, known, best):
         return Plan("refine", best)
+    if hurry and not best.settings:
+        return _proof_of_promising(space, known)
     return _proof(best, known)
 
 
@@ -122,6 +124,14 @@ def _proof(best: Configuration, known: _Known) -> Plan:
     proposal = Proposal("proof", best)
     found = known.ended(proposal)
     return Plan("done", best, proof=found) if found is not None else Plan("proof", best, known.open([proposal]))
+
+
+def _proof_of_promising(space: Space, known: _Known) -> Plan:
+    """Prove the setting that looks best, where nothing is shown to help: fresh runs may show it."""
+    promising = next((Configuration((setting,)) for setting in _by_gain(space, known)), Configuration())
+    step = _proof(promising, known)
+    is_shown = step.proof is not None and step.proof.is_shown
+    return step if is_shown else replace(step, best=Configuration(), proof=None)
 
 
 def _screens(space: Space) -> Iterator[Proposal]:
@@ -349,10 +359,13 @@ class BenchMeasure:
                     return _outcome(bench, self._measured(bench, losses), losses.sentence)
                 if losses.equal is None and self.space.losses_of(proposal.configuration)[0] in _CHANGES_RESULTS:
                     return _outcome(bench, reason=UNCHECKED)
-            if _is_enough(bench, proposal, left_s):
+            if _is_enough(bench, proposal, left_s, is_promised=self._is_promised(changed)):
                 break
         losses = self._losses(bench, proposal)
         return _outcome(bench, self._measured(bench, losses))
+
+    def _is_promised(self, changed: Iterable[tuple[str, str]]) -> bool:
+        return any(self.space.knob(name).promised_ns for name, _ in changed)
 
     def _new_bench(self, proposal: Proposal, number: int, left_s: float) -> Bench:
         settings = replace(self.settings, losses=True, budget_s=self._limit_s(left_s))
@@ -436,8 +449,12 @@ def _outcomes(bench: Bench, words: Sequence[str]) -> Sequence[AppliedOutcome]:
     return applied_outcomes(words, RunFolder(bench.runs_of("B")[0].folder)) if words else ()
 
 
-def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
-    """Whether the effect of the configuration is clear after a whole round."""
+def _is_enough(bench: Bench, proposal: Proposal, left_s: float, *, is_promised: bool = False) -> bool:
+    """Whether the effect of the configuration is clear after a whole round.
+
+    Args:
+        is_promised: whether a finding promises a gain, so that more rounds are worth it until it shows.
+    """
     if proposal.purpose == "proof":
         is_over = bench.seconds + bench.seconds / bench.rounds > left_s
         return bench.rounds >= FEWEST_PROOF_ROUNDS and (is_over or stop_of(bench) is not None)
@@ -447,7 +464,8 @@ def _is_enough(bench: Bench, proposal: Proposal, left_s: float) -> bool:
         return True
     if bench.rounds < SCREEN_ROUNDS:
         return False
-    if proposal.purpose == "screen" or bench.rounds >= MOST_ROUNDS or (after <= before) is simplifies:
+    only_screened = proposal.purpose == "screen" and not is_promised
+    if only_screened or bench.rounds >= MOST_ROUNDS or (after <= before) is simplifies:
         return True
     [(_, found)] = bench.comparisons()
     return found.is_shown

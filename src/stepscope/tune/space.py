@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+import polars as pl
 
 from stepscope.compare.bench import Bench, BenchCommand, BenchSettings
 from stepscope.compare.run_times import profile_commands
 from stepscope.diagnosis import diagnose
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.diffs import Diffs, UserSource
 from stepscope.diagnosis.finding import Finding
 from stepscope.errors import TraceError, UsageError
@@ -43,6 +46,8 @@ class Surroundings:
         loader, optimizer: whether the program iterates a DataLoader, and steps an optimizer of torch.
         ranks: number of the program's ranks.
         allocators: those installed on the system.
+        shares: part of the step by cause, 0 to 1: of the device's idle time, or of the host's without a device, where
+            "compute" is what it works.
     """
 
     cores: int | None = None
@@ -54,16 +59,22 @@ class Surroundings:
     optimizer: bool | None = None
     ranks: int = 1
     allocators: tuple[str, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 def surroundings_of(
-    trace: Trace | None, facts: Mapping[str, Any], ranks: int, machine: Machine | None = None
+    trace: Trace | None,
+    facts: Mapping[str, Any],
+    ranks: int,
+    machine: Machine | None = None,
+    shares: Mapping[str, float] | None = None,
 ) -> Surroundings:
     """Collect the facts for a program on this machine.
 
     Args:
         trace: the baseline's; None if nothing could be recorded.
         facts: what its process reported about itself (`stepscope.record.manifest.process_facts`).
+        shares: as in `Surroundings`.
     """
     machine = machine or Machine()
     cores = usable_cores(machine).usable
@@ -71,6 +82,7 @@ def surroundings_of(
         cores=None if cores is None else max(1, cores // max(ranks, 1)),
         ranks=ranks,
         allocators=tuple(name for name in ("jemalloc", "tcmalloc") if find_allocator(name) is not None),
+        shares=shares or {},
     )
     if trace is None:
         return found
@@ -105,12 +117,14 @@ def _processor_has_bf16(machine: Machine) -> bool:
 def search_space(findings: Sequence[Finding], user: Sequence[Knob], around: Surroundings) -> Space:
     """List what is worth measuring: findings by promised saving, the user's knobs, then the standard ones.
 
+    Of the standard ones, those that act on the largest part of the step come first.
+
     Args:
         findings: the baseline's, largest saving first.
     """
     known = {flag.name for flag in all_flags()}
     prescribed = [knob for finding in findings for knob in _of_finding(finding)]
-    standard = list(_standard(around))
+    standard = sorted(_standard(around), key=lambda each: -around.shares.get(_ACTS_ON.get(each[0].name, ""), 0.0))
     first, second = [knob for knob in prescribed if knob.promised_ns], [k for k in prescribed if not k.promised_ns]
     first.sort(key=lambda knob: -(knob.promised_ns or 0))
     knobs = []
@@ -220,6 +234,18 @@ def _thread_counts(around: Surroundings) -> tuple[str, ...]:
     return tuple(map(str, dict.fromkeys([1, max(1, cores // 2), cores]))) if cores > 1 else ()
 
 
+_ACTS_ON: Final = {
+    **dict.fromkeys(("workers", "prefetch", "persistent-workers"), "input"),
+    **dict.fromkeys(("fuse-optimizer", "clip-in-one-pass", "zero-grad"), "optimizer"),
+    **dict.fromkeys(("bf16", "tf32", "fp16", "compile", "threads", "channels-last", "cudnn-benchmark"), "compute"),
+    **dict.fromkeys(("deferred-logging",), "synchronisation"),
+    **dict.fromkeys(("pin-memory", "non-blocking"), "host_to_device_copy"),
+    **dict.fromkeys(("bucket-mb", "gradient-view", "static-graph"), "communication"),
+    "garbage-at-steps": "garbage_collection",
+}
+"""Standard knob -> the cause whose time it can shorten at most; others can be judged by trial alone."""
+
+
 _NEEDED: Final[dict[str, tuple[Callable[[Surroundings], bool], str]]] = {
     "loader": (lambda around: around.loader is not False, "the program iterates no DataLoader"),
     "optimizer": (lambda around: around.optimizer is not False, "the program steps no optimizer of torch"),
@@ -282,6 +308,17 @@ class Baseline:
     findings: tuple[Finding, ...] = ()
     facts: dict[str, Any] | None = None
     ranks: int = 1
+    shares: dict[str, float] = field(default_factory=dict)
+
+
+def _shares(diagnosis: Diagnosis) -> dict[str, float]:
+    """Part of the step by cause: of the busiest device's idle time, or of the host's without a device."""
+    device = max(diagnosis.in_steps, key=lambda each: each.busy_ns, default=None)
+    if device is None:
+        return {str(cause): float(share) for cause, share in diagnosis.host.select("cause", "share").iter_rows()}
+    idle = diagnosis.idle_in_steps.filter(pl.col("device") == device.device).group_by("cause").agg(pl.col("ns").sum())
+    window_ns = max(device.window_ns, 1)
+    return {"compute": device.busy_ns / window_ns, **{str(cause): ns / window_ns for cause, ns in idle.iter_rows()}}
 
 
 def baseline_of(
@@ -310,10 +347,11 @@ def baseline_of(
     recordings = [one for one in run.recordings() if one.get("trace")]
     try:
         trace = open_trace(str(run.latest_traces()[0]))
-        findings = Diffs(read).filled(diagnose(trace)).findings
+        diagnosis = Diffs(read).filled(diagnose(trace))
     except TraceError as error:
         say(f"the profile cannot be read, so there are no findings to start from: {error}")
         return Baseline()
     facts = recordings[0].get("facts") if recordings else None
     ranks = max([int(one.get("world_size", 1)) for one in recordings], default=1)
-    return Baseline(trace, tuple(findings), facts if isinstance(facts, dict) else None, ranks)
+    known = facts if isinstance(facts, dict) else None
+    return Baseline(trace, diagnosis.findings, known, ranks, _shares(diagnosis))

@@ -70,6 +70,20 @@ def test_enough(purpose: Purpose, before_ms: list[float], after_ms: list[float],
     assert _is_enough(bench(before_ms, after_ms), Proposal(purpose, WRONG), 1e6) is enough
 
 
+@pytest.mark.parametrize(
+    ("before_ms", "after_ms", "enough"),
+    [([10, 12], [9, 11], False), ([10, 12], [11, 12.5], True), ([10, 10.1], [5, 5.1], True)],
+    ids=["not clear", "no gain", "shown"],
+)
+def test_what_a_finding_promises_is_measured_until_it_is_clear(
+    before_ms: list[float], after_ms: list[float], enough: bool
+) -> None:
+    runs = bench(before_ms, after_ms)
+
+    assert _is_enough(runs, Proposal("screen", WRONG), 1e6, is_promised=True) is enough
+    assert _is_enough(runs, Proposal("screen", WRONG), 1e6)
+
+
 def test_a_proof_takes_four_rounds_also_where_no_time_is_left() -> None:
     assert not _is_enough(bench([10, 14, 10], [5, 9, 5]), Proposal("proof", WRONG), 1.0)
     assert _is_enough(bench([10, 14, 10, 14], [5, 9, 5, 9]), Proposal("proof", WRONG), 1.0)

@@ -73,6 +73,21 @@ def test_failures_and_other_losses_are_results_and_the_search_goes_on() -> None:
     assert [trial.reason for trial in trials if trial.state == "failed"] == ["out of memory"]
 
 
+def test_in_a_hurry_what_looks_best_is_proven_if_nothing_is_shown() -> None:
+    space = space_of(FUSED, CLIP, COMPILE)
+    noisy = [trial(0, alone("fuse-optimizer"), -0.05, half_width=0.1), trial(1, alone("clip-in-one-pass"), -0.2,
+             half_width=0.3)]  # fmt: skip
+    proof = Proposal("proof", Configuration((("clip-in-one-pass", ON),)))
+
+    step = plan(space, noisy, hurry=True)
+    assert (step.phase, step.best.settings, step.proposals) == ("proof", (), (proof,))
+    step = plan(space, [*noisy, trial(2, proof, -0.2)], hurry=True)
+    assert (step.phase, step.best) == ("done", proof.configuration)
+    step = plan(space, [*noisy, trial(2, proof, -0.2, half_width=0.3)], hurry=True)
+    assert (step.phase, step.best.settings, step.proof) == ("done", (), None)
+    assert plan(space, [trial(0, alone("compile"), 0.1)], hurry=True).phase == "done"
+
+
 def test_the_proof_is_a_measurement_of_its_own() -> None:
     truth = Truth({"fuse-optimizer": 0.8})
     _, trials = searched(truth, space_of(FUSED))

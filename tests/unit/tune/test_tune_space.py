@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,11 @@ def test_a_changed_script_is_another_program(tmp_path: Path) -> None:
     script.write_text("pass # changed")
     assert first != program_hash(["python", str(script), "--x"]) != ""
     assert program_hash(["python", "-m", "train"]) == ""
+
+
+def test_standard_knobs_that_act_on_most_of_the_step_come_first() -> None:
+    loading = replace(PROCESSOR, loader=True, optimizer=True, cores=4, shares={"input": 0.6, "optimizer": 0.2})
+    stepping = replace(loading, shares={"optimizer": 0.6, "input": 0.2})
+
+    assert names(loading)[0] == "workers"
+    assert names(stepping)[:2] == ["fuse-optimizer", "clip-in-one-pass"]

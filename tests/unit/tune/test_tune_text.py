@@ -11,6 +11,7 @@ from stepscope.report.tune import (
     command_line,
     gain_words,
     loss_words,
+    noise_sentence,
     outcome_sentence,
     proof_sentence,
     trial_row,
@@ -161,3 +162,16 @@ def test_progress() -> None:
     assert gain_words(slower) == "100.0 ms -> 125.0 ms, 1.25 times slower (1.20 to 1.30)"
     assert gain_words(TRIALS[2]) == TRIALS[2].reason
     assert gain_words(TRIALS[3]).endswith("; losses differ by more than 1e-4 (largest difference 3.0e-2 in 50 losses)")
+
+
+def test_a_noisy_machine_is_told_with_what_to_do() -> None:
+    def trials(half_width: float, other_cores: float | None) -> list[Trial]:
+        found = replace(measured(-0.02, half_width=half_width), other_cores=other_cores)
+        return [Trial(number, Proposal("screen", Configuration()), "measured", "", found) for number in range(2)]
+
+    noisy = noise_sentence(trials(0.12, 1.3))
+    assert "1.3 cores" in noisy
+    assert "12%" in noisy
+    assert "--quiet-machine" in noisy
+    assert "cores" not in noise_sentence(trials(0.12, 0.1))
+    assert noise_sentence(trials(0.01, 1.3)) == noise_sentence([]) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import shlex
+import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -24,10 +25,11 @@ from stepscope.commands.shared.options import (
     whole,
 )
 from stepscope.commands.shared.output import counted, say
+from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import local_names
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.report.format import duration
+from stepscope.report.format import clock, duration
 from stepscope.threads import ENDING, handled, interrupt
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ if TYPE_CHECKING:
     from stepscope.tune.trials import Knob, Space
 
 RESULT: Final = "result"
+_SHORT_S: Final = 120
+_FEWEST_TO_JUDGE: Final = 2
+"""Comparisons from which the machine is called noisy."""
 
 _OPTIONS: Final[dict[str, object]] = {
     "folder": None,
@@ -199,7 +204,7 @@ def _space(arguments: argparse.Namespace, words: list[str], folder: Path, study:
                 UserSources(Path.cwd()).read,
                 say,
             )
-        around = surroundings_of(baseline.trace, baseline.facts or {}, baseline.ranks)
+        around = surroundings_of(baseline.trace, baseline.facts or {}, baseline.ranks, shares=baseline.shares)
         space = chosen_space(
             search_space(baseline.findings, knobs, around), _names(arguments.only), _names(arguments.skip) or ()
         )
@@ -221,20 +226,42 @@ def _lock() -> Path:
 def _search_remedies(
     arguments: argparse.Namespace, words: list[str], folder: Path, study: TuneStudy, space: Space
 ) -> TuneResult:
-    from stepscope.report.tune import gain_words
+    from stepscope.report.tune import gain_words, noise_sentence
     from stepscope.tune.next_trial import BenchMeasure, Plan
-    from stepscope.tune.search import Search
+    from stepscope.tune.search import Search, share_of_unchanged
     from stepscope.tune.trials import Proposal, Trial
+
+    begun_s = time.monotonic()
+    trials: list[Trial] = []
+    said_of_noise: list[str] = []
+    bar = Progress("", in_bytes=False, arguments=arguments)
+
+    def drawn(work: str | None = None) -> None:
+        if sys.stderr.isatty():
+            bar(min(int(time.monotonic() - begun_s), int(arguments.budget)), int(arguments.budget), work)
 
     def begins(proposal: Proposal, step: Plan) -> None:
         against = f" against {space.shown(proposal.reference)}" if proposal.reference.settings else ""
         left = f" ({len(step.proposals)} to go)" if step.phase == "screen" else ""
-        say(f"{proposal.purpose}{left}: {space.shown(proposal.configuration)}{against}")
+        what = f"{proposal.purpose}{left}: {space.shown(proposal.configuration)}{against}"
+        best = ""
+        if step.best.settings:
+            gain = 1 - share_of_unchanged(step.best, study.trials())
+            best = f"; best so far {space.shown(step.best)}, {gain:.0%} less"
+        left_s = round(max(arguments.budget - (time.monotonic() - begun_s), 0.0))
+        say(f"{what}{best}; {f'{left_s} s' if left_s < _SHORT_S else clock(left_s)} left")
+        drawn(f"trying {space.shown(proposal.configuration)}{best}")
 
     def tell(trial: Trial) -> None:
         say(f"  {gain_words(trial)}")
+        trials.append(trial)
+        noise = noise_sentence(trials) if len(trials) >= _FEWEST_TO_JUDGE else ""
+        if noise and not trial.is_shown and not said_of_noise:
+            said_of_noise.append(noise)
+            say(noise)
 
     def ran(bench: Bench, one: BenchRun) -> None:
+        drawn()
         if one.round > 1 or one.label == "B":
             return
         steady = one.steady_ns
@@ -245,7 +272,8 @@ def _search_remedies(
         tuple(arguments.program), tuple(words), space, folder, _settings(arguments), arguments.loss_tolerance, ran
     )
     waiting = functools.cache(lambda: say("another stepscope tune is measuring on this machine; waiting"))
-    return Search(study, space, measure, _lock(), arguments.budget, begins, tell, waiting).run()
+    with bar:
+        return Search(study, space, measure, _lock(), arguments.budget, begins, tell, waiting).run()
 
 
 def _write_tune(arguments: argparse.Namespace, folder: Path, result: TuneResult) -> None:
@@ -438,7 +466,6 @@ def _beginning(sweep: Sweep, folder: Path, before: int) -> str:
 
 
 def _say_ended(sweep: Sweep, end: TrialEnd) -> None:
-    from stepscope.report.format import clock
     from stepscope.report.sweep import number_words, values_words
 
     name = sweep.metric.name

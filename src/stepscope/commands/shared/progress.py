@@ -36,7 +36,9 @@ class Progress:
         self._drawn = self._begun
         self._bar: rich.progress.Progress | None = None
 
-    def __call__(self, done: int, total: int | None) -> None:
+    def __call__(self, done: int, total: int | None, work: str | None = None) -> None:
+        """Show the amount, and from now on the work if that is given."""
+        self._work = self._work if work is None else printable(work)
         now = time.monotonic()
         if self._is_quiet or now - self._begun < _SHOWN_AFTER_S:
             return
@@ -64,7 +66,7 @@ class Progress:
             self._bar.add_task(self._work, total=total)
             self._bar.tasks[0].start_time = self._bar.get_time() - (time.monotonic() - self._begun)
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=self._work, refresh=True)
 
     def __enter__(self) -> Progress:
         return self
