@@ -58,7 +58,7 @@ FAST: Final = REPOSITORY / "tests" / "fixtures" / "gpt2_batched_loss_cpu.json.gz
 
 def _part(source: type, *names: str, called: str = "") -> Any:
     """Fields and properties of a class by name; by default all its fields."""
-    hints = get_type_hints(source, localns={"Unreadable": diagnosis.Unreadable})  # not imported where it is named
+    hints = get_type_hints(source, localns={"Unreadable": diagnosis.Unreadable})  # not imported where it is only a type
     names = names or tuple(field.name for field in dataclasses.fields(source))
     types = {name: hints.get(name) or get_type_hints(vars(source)[name].fget)["return"] for name in names}
     return TypedDict(called or source.__name__, types)
@@ -202,6 +202,7 @@ class Diagnosis(
     kernels: _rows(_DIAGNOSED.kernels.schema)
     findings: list[Finding]
     findings_hidden: int
+    program: NotRequired[str]
     contention: NotRequired[DisturbedSteps]
     compile: NotRequired[CompileUse]
     graphs: NotRequired[GraphUse]
