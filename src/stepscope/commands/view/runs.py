@@ -67,7 +67,7 @@ class Runs:
 
     def table(self) -> list[dict[str, Any]]:
         """The runs, the latest first."""
-        from stepscope.commands.record.runs import bytes_in, state_of
+        from stepscope.commands.record.runs import state_of
 
         return [
             {
@@ -78,7 +78,7 @@ class Runs:
                 "ended_unix_s": each.ended_unix_s,
                 "state": state_of(each),
                 "traces": each.traces if each.is_gone else len(_folder(each.path).traces()),
-                "bytes": bytes_in(each.path),
+                "bytes": 0 if each.is_gone else _folder(each.path).bytes,
             }
             for each in self._index.all()
         ]
