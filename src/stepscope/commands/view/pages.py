@@ -236,7 +236,7 @@ class Ranks:
         if self._compared is None or self._compared[0] != len(records):
             late = matched_collectives([record.collectives for record in records])
             is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
-            titles = [finding.title for finding in across_ranks(records)] if is_all else []
+            titles = [finding.title for finding in across_ranks(records, late)] if is_all else []
             self._compared = len(records), late, titles
         return self._compared[1:]
 
@@ -309,6 +309,14 @@ class Page:
             return
         if self._path is not None:
             self.job({}).opened({})
+
+    @property
+    def first_documents(self) -> tuple[str, ...]:
+        """Names of what the first screen shows."""
+        with contextlib.suppress(StepscopeError):
+            if len(self.job({}).files) > 1 and self._path is not None:
+                return "session", "ranks"
+        return "session", "diagnosis", "timeline"
 
     def document(self, name: str, options: Options) -> Any:
         """The document of this name; of the run that is asked for, else of what the command line names.
