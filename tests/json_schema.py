@@ -18,7 +18,7 @@ import polars as pl
 from typing_extensions import NotRequired, TypedDict
 
 import stepscope
-from stepscope.analysis import batch_size, memory
+from stepscope.analysis import batch_size, memory, stragglers
 from stepscope.analysis.allocator import FIT_SCHEMA
 from stepscope.analysis.captured import GraphUse
 from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse
@@ -379,6 +379,7 @@ class Predict(
     step_ns: float
     memory: MemoryNeed
     predictions: list[Prediction]
+    unreadable: list[diagnosis.Unreadable]
     sentences: list[Prose]
     scaling: list[Scaling]
     unreadable: list[diagnosis.Unreadable]
@@ -678,8 +679,27 @@ class Caches(Document):
     hit_counts: list[_part(Hits, *Hits._fields)]
 
 
+class SlowWorkers(
+    _part(stragglers.Stragglers, "steps", "slowdown", "shares", "workers", "types", "correlation", "spread")
+):
+    path: str
+    headline: str
+    step_ns: int
+    usual_ns: int
+    not_logged_ns: int
+    causes: list[str]
+    slowest: list[tuple[int, int]]
+    last_stage_ratio: float
+
+
+class Job(Document):
+    """`stepscope diagnose` of a job's log of operations."""
+
+    job: SlowWorkers
+
+
 DOCUMENTS: Final = (
-    *(Diagnosis, Ranks, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
+    *(Diagnosis, Ranks, Job, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
     *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches),
 )
 
