@@ -382,7 +382,6 @@ class Predict(
     unreadable: list[diagnosis.Unreadable]
     sentences: list[Prose]
     scaling: list[Scaling]
-    unreadable: list[diagnosis.Unreadable]
 
 
 class PlannedTrace(_part(prediction.PredictedSteps, "path", "format", "device", "why_not", "warnings")):
