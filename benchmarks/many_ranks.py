@@ -67,14 +67,16 @@ def measure(ranks: int) -> None:
         print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB")
         for when in ("first", "again"):
             page = Page(folder)
-            ready_s = page.seconds
-            page.document("session")
-            first = page.document("ranks")
-            first_s = page.seconds
-            while (found := page.document("ranks"))["read"] < found["of"]:
-                time.sleep(0.5)
-            whole_s = page.seconds
-            page.end()
+            try:
+                ready_s = page.seconds
+                page.document("session")
+                first = page.document("ranks")
+                first_s = page.seconds
+                while (found := page.document("ranks"))["read"] < found["of"]:
+                    time.sleep(0.5)
+                whole_s = page.seconds
+            finally:
+                page.end()
             assert found["slowest"] == [late_rank(step) for step in found["steps"]], found["slowest"]
             print(
                 f"  {when}: address after {ready_s:.1f} s, first screen {first_s:.1f} s with {first['read']} ranks, "

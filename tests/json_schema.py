@@ -18,7 +18,7 @@ import polars as pl
 from typing_extensions import NotRequired, TypedDict
 
 import stepscope
-from stepscope.analysis import batch_size, memory
+from stepscope.analysis import batch_size, memory, stragglers
 from stepscope.analysis.allocator import FIT_SCHEMA
 from stepscope.analysis.captured import GraphUse
 from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse
@@ -58,7 +58,7 @@ FAST: Final = REPOSITORY / "tests" / "fixtures" / "gpt2_batched_loss_cpu.json.gz
 
 def _part(source: type, *names: str, called: str = "") -> Any:
     """Fields and properties of a class by name; by default all its fields."""
-    hints = get_type_hints(source)
+    hints = get_type_hints(source, localns={"Unreadable": diagnosis.Unreadable})  # not imported where it is only a type
     names = names or tuple(field.name for field in dataclasses.fields(source))
     types = {name: hints.get(name) or get_type_hints(vars(source)[name].fget)["return"] for name in names}
     return TypedDict(called or source.__name__, types)
@@ -202,6 +202,7 @@ class Diagnosis(
     kernels: _rows(_DIAGNOSED.kernels.schema)
     findings: list[Finding]
     findings_hidden: int
+    program: NotRequired[str]
     contention: NotRequired[DisturbedSteps]
     compile: NotRequired[CompileUse]
     graphs: NotRequired[GraphUse]
@@ -378,6 +379,7 @@ class Predict(
     step_ns: float
     memory: MemoryNeed
     predictions: list[Prediction]
+    unreadable: list[diagnosis.Unreadable]
     sentences: list[Prose]
     scaling: list[Scaling]
 
@@ -439,6 +441,7 @@ class Plan(Document, _part(plan.Plan, "without_price", "notes")):
     sentences: list[Prose]
     machines: list[Machine]
     left_out: list[plan.Refused]
+    unreadable: list[diagnosis.Unreadable]
 
 
 class Peak(TypedDict):
@@ -675,8 +678,27 @@ class Caches(Document):
     hit_counts: list[_part(Hits, *Hits._fields)]
 
 
+class SlowWorkers(
+    _part(stragglers.Stragglers, "steps", "slowdown", "shares", "workers", "types", "correlation", "spread")
+):
+    path: str
+    headline: str
+    step_ns: int
+    usual_ns: int
+    not_logged_ns: int
+    causes: list[str]
+    slowest: list[tuple[int, int]]
+    last_stage_ratio: float
+
+
+class Job(Document):
+    """`stepscope diagnose` of a job's log of operations."""
+
+    job: SlowWorkers
+
+
 DOCUMENTS: Final = (
-    *(Diagnosis, Ranks, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
+    *(Diagnosis, Ranks, Job, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
     *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches),
 )
 

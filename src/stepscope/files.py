@@ -201,6 +201,8 @@ def read_small(path: Path, largest_mib: int, why_not: str) -> bytes:
 
 LARGEST_MIB: Final = 64
 _CHECKSUM: Final = "checksum"
+_LIMIT: Final = "limit_bytes"
+_LIMIT_FILE: Final = "limit.json"
 _MOST_DIGITS: Final = 20
 _LARGEST: Final = 2**63
 """Whole numbers fit the 64 bits of tables and databases."""
@@ -210,6 +212,27 @@ _log = logging.getLogger("stepscope.kept")
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
     """Add the checksum that `read_kept` verifies."""
     return {**content, _CHECKSUM: _checksum(content)}
+
+
+def keep_limit(folder: Path, limit_bytes: int) -> None:
+    """Save how much a folder may hold in its `limit.json`; raises OSError if it cannot be written."""
+    with whole_file(folder / _LIMIT_FILE, private=True) as file:
+        file.write(json.dumps(with_checksum({_LIMIT: limit_bytes})).encode())
+
+
+def kept_limit(folder: Path) -> int | None:
+    """The bytes that a folder may hold; None if no limit was saved. Older files hold a bare number.
+
+    Raises OSError or ValueError if it cannot be read, or has changed since it was written.
+    """
+    try:
+        content = json.loads((folder / _LIMIT_FILE).read_bytes(), parse_int=_whole)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    limit_bytes = content.get(_LIMIT) if isinstance(content, dict) else content
+    if type(limit_bytes) is not int or (isinstance(content, dict) and content != with_checksum({_LIMIT: limit_bytes})):
+        raise ValueError("it has changed since it was written")
+    return max(0, limit_bytes)
 
 
 def read_kept(path: Path, *, only_whole: bool = False) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 import stepscope
+from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.runs import RunIndex
 
 pytest.importorskip("torch")
 
@@ -149,6 +151,18 @@ def test_a_program_without_torch(run: Run) -> None:
         "stepscope: run it: nothing was recorded, because neither torch nor jax was imported; "
         "recording needs one in the Python that runs the program\n"
     )
+
+
+def test_a_limit_on_runs_removes_an_old_one_and_names_it(run: Run) -> None:
+    old = RunFolder.create(None, None, RunManifest(command=("old.py",)))
+    old.write_manifest(old.manifest().ended(1.0, 0, []))
+    RunIndex().add(old)
+    RunIndex().set_limit(0)
+
+    ended = run("print('hello')")
+
+    assert (ended.code, ended.out, old.path.exists(), ended.folder.path.exists()) == (0, "hello\n", False, True)
+    assert f"removed {old.name}" in ended.err
 
 
 def test_a_program_without_steps(run: Run) -> None:

@@ -253,17 +253,21 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     if len(ranks) < 2:
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     keys = ["step", "kind", "group", "order"]
-    tables = (
-        rank.table.with_columns(row=pl.int_range(pl.len()))
-        .sort("start_ns")
-        .select(
-            *(pl.lit(place).alias("rank"), "row", "step", "kind", pl.col("group").fill_null(""), "bytes"),
-            *((pl.col("start_ns") + rank.clock_ns).alias("start_ns"), "duration_ns"),
+    tables = [rank.table for rank in ranks]
+    counts = [table.height for table in tables]
+    whole = (
+        pl.concat(
+            (table.select("step", "kind", "group", "bytes", "start_ns", "duration_ns") for table in tables),
+            how="vertical_relaxed",
         )
-        for place, rank in enumerate(ranks)
-    )
-    whole = pl.concat(tables, how="vertical_relaxed").with_columns(
-        order=pl.int_range(pl.len()).over("rank", "step", "kind", "group")
+        .with_columns(
+            pl.col("group").fill_null(""),
+            pl.col("start_ns") + np.repeat([rank.clock_ns for rank in ranks], counts),
+            rank=np.repeat(np.arange(len(ranks)), counts),
+            row=np.concatenate([np.arange(count) for count in counts]),
+        )
+        .sort("rank", "start_ns", "row")
+        .with_columns(order=pl.int_range(pl.len()).over("rank", "step", "kind", "group"))
     )
     common = whole.filter(pl.len().over(keys) == len(ranks))
     first = common.filter(pl.col("rank") == 0).select(*keys, place=pl.int_range(pl.len()))

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from stepscope.commands.shared import output
 from stepscope.commands.shared.answers import forget
-from stepscope.commands.shared.options import Command, CommandParser, add_report_options, number, suggestion
+from stepscope.commands.shared.options import (
+    Command,
+    CommandParser,
+    add_report_options,
+    number,
+    parsed_size,
+    suggestion,
+)
 from stepscope.commands.shared.output import counted
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.format import count, printable, share, size
@@ -62,20 +69,6 @@ def _run_cache(arguments: argparse.Namespace) -> int:
         case _:
             _list(cache)
     return 0
-
-
-def parsed_size(text: str) -> int:
-    """Parse a size such as "2GiB", "500 MB" or "0" into bytes.
-
-    Raises:
-        UsageError: the text is not a size.
-    """
-    from stepscope.remedies.compile_caches import bytes_of
-
-    found = bytes_of(text)
-    if found is None:
-        raise UsageError(f"{text!r} is not a size: write a number with MB, GB, MiB or GiB, such as 2GiB")
-    return found
 
 
 def _clear(cache: TraceCache) -> None:

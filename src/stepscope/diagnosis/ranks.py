@@ -86,11 +86,14 @@ def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
     return across_ranks([rank_record(View(trace)) for trace in traces])
 
 
-def across_ranks(records: Sequence[RankRecord]) -> tuple[Finding, ...]:
-    """Compare ranks by their records; the finding with the largest saving comes first."""
-    if len(records) < 2:
-        return ()
-    matched = matched_collectives([record.collectives for record in records])
+def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = None) -> tuple[Finding, ...]:
+    """Compare ranks by their records; the finding with the largest saving comes first.
+
+    Args:
+        matched: of `matched_collectives` of the records, if it is known.
+    """
+    if matched is None:
+        matched = matched_collectives([record.collectives for record in records])
     if matched.is_empty():
         return ()
     steps = max(matched["step"].n_unique(), 1)

@@ -52,7 +52,10 @@ __all__ = [
 PartName: TypeAlias = Literal["steps", "lines", "operators", "shapes", "types", "messages", "memory", "grids"]
 """A part that a recording may lack; see `stepscope.diagnosis.parts`."""
 _MORE = 1.2
-"""Multiple of the cost above which a replay's saving is explained and less sure; it is explained below the inverse."""
+"""Multiple of the cost above which a replay's saving is explained and less sure."""
+_LESS = 0.05
+_VISIBLE = 0.02
+"""A replay's saving is explained if it lacks more than these shares of the cost, and of the step."""
 _LOWER: Final[Mapping[Confidence, Confidence]] = {"high": "medium", "medium": "low", "low": "low"}
 HIGH_SHARE = 0.2
 MEDIUM_SHARE = 0.05
@@ -258,7 +261,8 @@ def _judged(found: Found, view: View, saving_ns: int, change: Change | None) -> 
     if saving_ns > _MORE * view.per_step(found.cost_ns):
         basis += "; more than that, because what waits behind it starts earlier"
         confidence = "medium" if confidence == "high" else confidence
-    is_less = 0 < _MORE * saving_ns < view.per_step(found.cost_ns)
+    less_ns = view.per_step(found.cost_ns) - saving_ns
+    is_less = saving_ns > 0 and less_ns > max(_LESS * view.per_step(found.cost_ns), _VISIBLE * view.step_ns)
     if found.is_contention or found.severity is not None or view.contention is None:
         return (f"{basis}; less than that, {_left_out(view)}" if is_less and change is not None else basis), confidence
     if change is not None and view.is_counted_in(change, saving_ns):

@@ -191,9 +191,9 @@ class StepPredictor:
         if contention is not None and contention.is_too_much:
             return replace(self._without_time(target, ()), notes=(_disturbed(contention, is_left_out=False),))
         found = self._from_shapes(target) if self.experiment.device is None else self._of_works(target)
-        if contention is None or found.step_ns is None:
+        if contention is None:
             return found
-        note = _disturbed(contention, is_left_out=self.replays.why_not is None)
+        note = _disturbed(contention, is_left_out=found.step_ns is not None and self.replays.why_not is None)
         return replace(found, notes=(note, *found.notes))
 
     def _of_works(self, target: DevicePeaks) -> StepPrediction:
@@ -336,7 +336,7 @@ def _disturbed(contention: Contention, *, is_left_out: bool) -> str:
         return f"{text}, more than {MOST_CONTENDED:.0%}, so no step time is given: record while the machine is quiet"
     if is_left_out:
         return f"{text}; the prediction leaves that out, as the operating system counted it: it is for a quiet machine"
-    return f"{text}, and the prediction holds it, as the steps cannot be replayed: record while the machine is quiet"
+    return f"{text}, and the times given here hold it: record while the machine is quiet"
 
 
 def _guessed(prediction: StepPrediction) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ _COMPILE: Final = "compile"
 _RANK: Final = re.compile(r"rank(\d{1,9})", re.ASCII)
 _TRACE: Final = re.compile(r"trace-(\d{1,9})\.(?:json(?:\.gz)?|xplane\.pb)", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,99}", re.ASCII)
+_NAMED: Final = ".named"
 _SEEN: Final = "seen"
 LEFT: Final = "left"
 """Marker of a process from which stepscope detached after an internal error."""
@@ -69,6 +70,8 @@ class RunFolder:
             raise RunFolderError(f"no run folder can be made in {root}: {error.strerror}") from error
         folder = cls(place)
         folder.write_manifest(manifest)
+        if name is not None:
+            folder.mark_named()
         return folder
 
     @classmethod
@@ -80,6 +83,25 @@ class RunFolder:
     @property
     def name(self) -> str:
         return self.path.name
+
+    def mark_named(self) -> None:
+        """Note that the user gave the run its name, so that no limit removes it; raises OSError."""
+        private_file(self.path / _NAMED)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the user gave the run its name."""
+        return (self.path / _NAMED).exists()
+
+    @property
+    def bytes(self) -> int:
+        """Size of all its files."""
+        total = 0
+        for place, _, names in os.walk(self.path):
+            for name in names:
+                with contextlib.suppress(OSError):  # a run that records renames its files
+                    total += os.lstat(os.path.join(place, name)).st_size
+        return total
 
     @property
     def requests(self) -> Path:

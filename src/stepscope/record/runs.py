@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.files import private_file, private_folder
+from stepscope.files import keep_limit, kept_limit, private_file, private_folder
 from stepscope.record.run_folder import RunFolder, check_name, data_folder, default_root, is_run_folder
 
 _PATIENCE_S: Final = 15.0
@@ -120,7 +120,49 @@ class RunIndex:
         except OSError as error:
             raise UsageError(f"{record.path} cannot be renamed: {error.strerror}") from error
         self._forget(record)
-        return self.add(RunFolder.open(place))
+        renamed = RunFolder.open(place)
+        with contextlib.suppress(OSError):
+            renamed.mark_named()
+        return self.add(renamed)
+
+    def limit(self) -> int | None:
+        """The bytes that all runs together may take; None without a limit, or if it cannot be read."""
+        try:
+            return kept_limit(self._root)
+        except (OSError, ValueError) as error:
+            _log.warning("the limit of the runs in %s cannot be read, so that none is removed: %s", self._root, error)
+            return None
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        """Set the limit, or remove it with None; no run is removed yet. Raises UsageError if it cannot be saved."""
+        try:
+            if limit_bytes is None:
+                (self._root / "limit.json").unlink(missing_ok=True)
+            else:
+                private_folder(self._root, tighten=self._root == default_root())
+                keep_limit(self._root, limit_bytes)
+        except OSError as error:
+            raise UsageError(f"the limit cannot be saved in {self._root}: {error.strerror}") from error
+
+    def beyond_limit(self) -> list[tuple[RunRecord, int]]:
+        """The runs that the limit removes, the oldest first, each with its size in bytes.
+
+        A run stays if it is the latest, has not ended, was named by the user, or lies in another folder than the
+        user's own for runs; only sizes of runs in there count.
+        """
+        limit = self.limit()
+        if limit is None:
+            return []
+        here = [record for record in self.all() if record.path.parent == self._root and not record.is_gone]
+        sizes = [RunFolder.open(record.path).bytes for record in here]
+        excess, found = sum(sizes) - limit, []
+        for record, taken in list(zip(here, sizes, strict=True))[:0:-1]:
+            if excess <= 0:
+                break
+            if record.ended_unix_s is not None and not RunFolder.open(record.path).is_named:
+                found.append((record, taken))
+                excess -= taken
+        return found
 
     def remove(self, record: RunRecord) -> None:
         """Delete a run's folder with all its content, and remove the run from the index.

@@ -31,7 +31,15 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from stepscope.errors import CacheError, UnreadableTraceError
-from stepscope.files import cache_folder, private_folder, undone_on_error, whole_file, with_checksum
+from stepscope.files import (
+    cache_folder,
+    keep_limit,
+    kept_limit,
+    private_folder,
+    undone_on_error,
+    whole_file,
+    with_checksum,
+)
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import (
     VERSION,
@@ -67,7 +75,6 @@ _SETTLED_NS: Final = 2_000_000_000
 _KNOWN_FOR_S: Final = 30 * 86_400
 _PARTIAL: Final = ".partial-"
 _KNOWN: Final = "key-of-"
-_LIMIT: Final = "limit_bytes"
 _TEMPORARY: Final = "stepscope-store-"
 _ABANDONED_AFTER_S: Final = 60
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
@@ -274,18 +281,16 @@ class TraceCache:
         """Return the limit for the total size of all stores in bytes; 0 keeps nothing."""
         if self._limit_bytes is not None:
             return self._limit_bytes
-        place = self.root / "limit.json"
         try:
-            return max(0, _limit_in(place.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError):
-            return DEFAULT_LIMIT_BYTES
-        except (OSError, ValueError, KeyError):
+            kept = kept_limit(self.root)
+        except (OSError, ValueError):
             _log.warning(
                 "%s does not contain a number of bytes; the limit of the cache is %d GiB",
-                place,
+                self.root / "limit.json",
                 DEFAULT_LIMIT_BYTES >> 30,
             )
             return DEFAULT_LIMIT_BYTES
+        return DEFAULT_LIMIT_BYTES if kept is None else kept
 
     def set_limit(self, limit_bytes: int) -> None:
         """Save a limit in the folder, and remove stores that exceed it.
@@ -293,8 +298,7 @@ class TraceCache:
         Raises CacheError if the folder cannot be written.
         """
         try:
-            with whole_file(self._made_root() / "limit.json", private=True) as file:
-                file.write(msgspec.json.encode(with_checksum({_LIMIT: limit_bytes})))
+            keep_limit(self._made_root(), limit_bytes)
         except OSError as error:
             raise CacheError(f"the cache {self.root} cannot be written: {error.strerror}") from error
         self._limit_bytes = None
@@ -450,17 +454,6 @@ def _write(directory: Path, build: Build) -> None:
 def _size(directory: Path) -> int:
     with os.scandir(directory) as files:
         return sum(file.stat().st_size for file in files)
-
-
-def _limit_in(data: bytes) -> int:
-    """The bytes in limit.json; raises ValueError or KeyError if damaged. Older files hold a bare number."""
-    content: int | dict[str, int] = msgspec.json.decode(data, type=int | dict[str, int])
-    if isinstance(content, int):
-        return content
-    limit_bytes = content[_LIMIT]
-    if content != with_checksum({_LIMIT: limit_bytes}):
-        raise ValueError("it has changed since it was written")
-    return limit_bytes
 
 
 def _entry(directory: Path) -> CacheEntry | None:

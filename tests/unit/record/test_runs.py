@@ -311,3 +311,55 @@ def test_the_commands_of_a_diagnosis_name_the_run_and_its_program(capsys: pytest
     assert "--apply" in told
     assert main(["diagnose", "--redact"]) == 0
     assert "PROGRAM" in capsys.readouterr().out
+
+
+def ended(name: str | None, day: int, size: int = 1000) -> RunFolder:
+    """A run that ended, with a file of this size; `name` as the user gave it."""
+    folder = RunFolder.create(None, name, RunManifest(command=(f"train{day}.py",), started_unix_s=float(day)))
+    folder.write_manifest(folder.manifest().ended(day + 0.5, 0, []))
+    (folder.path / "large").write_bytes(b" " * size)
+    RunIndex().add(folder)
+    return folder
+
+
+def test_without_a_limit_every_run_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    for day in range(3):
+        ended(None, day)
+
+    assert (RunIndex().limit(), RunIndex().beyond_limit()) == (None, [])
+    assert main(["runs", "limit"]) == 0
+    assert capsys.readouterr().out == "All runs are kept.\n"
+
+
+def test_a_limit_removes_the_oldest_but_those_that_matter(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    named, oldest, old = ended("mine", 1, 100_000), ended(None, 2, 40_000), ended(None, 3, 40_000)
+    renamed = RunIndex().rename(RunIndex().add(ended(None, 4, 100_000)), "precious")
+    recording = made("records", 5.0)
+    elsewhere = RunFolder.create(tmp_path / "other", None, RunManifest(command=("x.py",), started_unix_s=0.0))
+    elsewhere.write_manifest(elsewhere.manifest().ended(1.0, 0, []))
+    (elsewhere.path / "large").write_bytes(b" " * 100_000)
+    younger, latest = ended(None, 6, 40_000), ended(None, 7, 100_000)
+    for folder in (recording, elsewhere):
+        RunIndex().add(folder)
+
+    assert [main(["runs", "limit", *words]) for words in (["much"], ["1MB", "2MB"])] == [2, 2]
+    assert main(["runs", "limit", "390 KB"]) == 0
+    text = capsys.readouterr().out
+    assert [oldest.name in text, old.name in text] == [True, False]
+    assert not oldest.path.exists()
+
+    assert main(["runs", "limit", "0"]) == 0
+    stay = [named.path, renamed.path, recording.path, elsewhere.path, latest.path]
+    assert [each.exists() for each in (*stay, old.path, younger.path)] == [True] * 5 + [False] * 2
+    assert RunIndex().beyond_limit() == []
+    assert main(["runs", "limit", "none"]) == 0
+    assert RunIndex().limit() is None
+
+
+def test_a_damaged_limit_removes_nothing() -> None:
+    ended(None, 1), ended(None, 2)
+    RunIndex().set_limit(0)
+    place = default_root() / "limit.json"
+    place.write_text(place.read_text().replace("0", "1", 1))
+
+    assert RunIndex().beyond_limit() == []

@@ -284,6 +284,7 @@ class _Run:
         _quietly(lambda: applied.extend(self._outcomes()))
         _quietly(lambda: self.folder.write_manifest(self._manifest.ended(time.time(), code, self.recordings, applied)))
         _quietly(self._list)
+        _quietly(_keep_limit)
 
     def _outcomes(self) -> list[dict[str, Any]]:
         from stepscope.record.apply import applied_outcomes
@@ -292,6 +293,15 @@ class _Run:
         for outcome in found:
             print(f"stepscope: {printable(outcome.text)}")
         return [outcome.to_json() for outcome in found]
+
+
+def _keep_limit() -> None:
+    from stepscope.commands.record.runs import removed_beyond_limit
+    from stepscope.record.runs import RunIndex
+
+    removed = removed_beyond_limit(RunIndex())
+    if removed:
+        say(removed)
 
 
 def _run_sizes(arguments: argparse.Namespace, command: Sequence[str], environ: Mapping[str, str]) -> int:

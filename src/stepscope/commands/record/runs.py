@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from stepscope.commands.read import diagnose
 from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
-from stepscope.commands.shared.options import Command, CommandParser, suggestion
+from stepscope.commands.shared.options import Command, CommandParser, parsed_size, suggestion
 from stepscope.commands.shared.reading import place_of, redacted
 from stepscope.errors import UsageError
 from stepscope.report.format import printable, size
@@ -24,12 +22,14 @@ if TYPE_CHECKING:
     from stepscope.record.runs import RunIndex, RunRecord
     from stepscope.trace.telemetry import Telemetry
 
-_ACTIONS: Final = ("list", "show", "open", "rename", "remove", "rm", "add", "names")
+_ACTIONS: Final = ("list", "show", "open", "rename", "remove", "rm", "add", "limit", "names")
+_NO_LIMIT: Final = "none"
 
 
 def _prepare_runs_parser(parser: CommandParser) -> None:
     parser.add_argument("action", nargs="?", choices=_ACTIONS, default="list", help="default: list")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="names of runs, or their folders; with add: folders")
+    help = "names of runs, or their folders; with add: folders; with limit: the size that all may take, or none"
+    parser.add_argument("names", metavar="NAME", nargs="*", help=help)
 
 
 def _run_runs(arguments: argparse.Namespace) -> int:
@@ -43,6 +43,9 @@ def _run_runs(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.action == "names":  # for the shell's completion
         output.print_text("".join(f"{printable(each.name)}\n" for each in index.all() if not each.is_gone))
+        return 0
+    if arguments.action == "limit":
+        _limit(index, arguments.names)
         return 0
     if not arguments.names:
         raise UsageError(f"name a run: stepscope runs {arguments.action} NAME")
@@ -67,6 +70,19 @@ def _run_runs(arguments: argparse.Namespace) -> int:
             case _:
                 _open(_folder(record))
     return 0
+
+
+def _limit(index: RunIndex, words: list[str]) -> None:
+    if len(words) > 1:
+        raise UsageError("give one size, such as stepscope runs limit 20GiB, or none")
+    if words:
+        index.set_limit(None if words[0] == _NO_LIMIT else parsed_size(words[0]))
+    limit = index.limit()
+    kept = "All runs are kept" if limit is None else f"All runs together may take {size(limit)}"
+    output.print_text(f"{kept}.\n")
+    removed = removed_beyond_limit(index) if words else ""
+    if removed:
+        output.print_text(f"{removed[:1].upper()}{removed[1:]}.\n")
 
 
 def _record(index: RunIndex, name: str, *, exactly: bool = True) -> RunRecord:
@@ -99,28 +115,34 @@ def _add(index: RunIndex, place: Path) -> None:
 def _list(index: RunIndex) -> None:
     import polars as pl
 
+    from stepscope.record.run_folder import RunFolder
+
     records = index.all()
     if not records:
         output.print_text("There are no runs yet; stepscope run train.py records one.\n")
         return
     columns = ("name", "started", "state", "traces", "size", "command")
-    bytes_of = [bytes_in(each.path) for each in records]
+    bytes_of = [0 if each.is_gone else RunFolder.open(each.path).bytes for each in records]
     rows = [
         (each.name, output.local_minute(each.started_unix_s), state_of(each), each.traces, size(kept), each.command)
         for each, kept in zip(records, bytes_of, strict=True)
     ]
     output.print_table(pl.DataFrame(rows, schema=columns, orient="row"))
-    output.print_text(f"{output.counted(len(records), 'run')}, {size(sum(bytes_of))}\n")
+    limit = index.limit()
+    most = "" if limit is None else f" of at most {size(limit)}"
+    output.print_text(f"{output.counted(len(records), 'run')}, {size(sum(bytes_of))}{most}\n")
 
 
-def bytes_in(folder: Path) -> int:
-    """Size of all files in a folder."""
-    total = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # a run that records renames its files
-                total += os.lstat(os.path.join(place, name)).st_size
-    return total
+def removed_beyond_limit(index: RunIndex) -> str:
+    """Remove the runs that the limit does not allow, and say which; "" if there are none."""
+    found = index.beyond_limit()
+    for record, _ in found:
+        index.remove(record)
+    if not found:
+        return ""
+    names = ", ".join(printable(record.name) for record, _ in found)
+    freed, most = size(sum(taken for _, taken in found)), size(index.limit() or 0)
+    return f"removed {names}, {freed}, since all runs may take {most} together (stepscope runs limit)"
 
 
 def state_of(record: RunRecord) -> str:
@@ -188,6 +210,9 @@ examples:
   stepscope runs open NAME                                   its report, in the browser
   stepscope runs remove NAME                                 the run and its folder
   stepscope runs add DIR                                     add the run folders in DIR
+  stepscope runs limit 20GiB                                 remove the oldest now and after each run; none: keep all
+
+The limit never removes the latest run, one that has not ended, or one that you named or renamed.
 """,
 )
 

@@ -252,6 +252,22 @@ _RECORDED: Final = {
     "flops": "floating-point operations of operators",
     "modules": "the hierarchy of modules",
 }
+
+
+def parsed_size(text: str) -> int:
+    """Parse a size such as "2GiB", "500 MB" or "0" into bytes.
+
+    Raises:
+        UsageError: the text is not a size.
+    """
+    from stepscope.remedies.compile_caches import bytes_of
+
+    found = bytes_of(text)
+    if found is None:
+        raise UsageError(f"{text!r} is not a size: write a number with MB, GB, MiB or GiB, such as 2GiB")
+    return found
+
+
 _MEMORY: Final = number("is not an amount of memory: write 24GiB, 16GB or a number of bytes", BYTES, least=1)
 _SHARE_OF_MEMORY: Final = number("is not a share of the memory: write 10% or 0.1", SHARES, most=0.999_999)
 _EVIDENCE: Final = {

@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with socket:
         door = Door(arguments.host, socket.getsockname()[1])
         documents = Documents(page.document, _bug, page.options)
-        for name in ("session", "diagnosis", "timeline"):
+        for name in page.first_documents:
             documents.ask(name, {})  # what the first screen shows is made while the browser starts
         _say_where(door.address, door.port, arguments)
         if serve(documents, door, page, socket, arguments.idle_after):

@@ -67,7 +67,7 @@ class Runs:
 
     def table(self) -> list[dict[str, Any]]:
         """The runs, the latest first."""
-        from stepscope.commands.record.runs import bytes_in, state_of
+        from stepscope.commands.record.runs import state_of
 
         return [
             {
@@ -78,7 +78,7 @@ class Runs:
                 "ended_unix_s": each.ended_unix_s,
                 "state": state_of(each),
                 "traces": each.traces if each.is_gone else len(_folder(each.path).traces()),
-                "bytes": bytes_in(each.path),
+                "bytes": 0 if each.is_gone else _folder(each.path).bytes,
             }
             for each in self._index.all()
         ]
@@ -152,8 +152,9 @@ def _agent_status(folder: RunFolder, manifest: RunManifest) -> tuple[dict[str, A
     from stepscope.record.agent.targets import clients_for
 
     if not agents_in(folder.agents):
-        serves = "not before its first step" if manifest.options.get("serve") else "it was started without --serve"
-        return {}, serves
+        if manifest.options.get("serve"):
+            return {}, "more can be recorded from its first step on"
+        return {}, "more could be recorded from here if it had been started with stepscope run --serve"
     try:
         clients = clients_for(str(folder.path), find_run=lambda _: folder, token=None, through_files=False)
         return clients[0].status(), ""
