@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import bus_bytes, matched_collectives, of_ranks
+from stepscope.analysis.communication import Clock, bus_bytes, clocks, matched_collectives, of_ranks
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
@@ -243,12 +243,22 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def exchange_table(records: Sequence[RankRecord]) -> pl.DataFrame:
-    """Collectives that all ranks took part in, by kind and size, the longest first: waiting apart from transfer.
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """What ranks exchange with each other.
 
-    Returns:
-        Columns as in EXCHANGE_SCHEMA.
+    Attributes:
+        table: collectives that all took part in, by kind and size, the longest first; columns as in EXCHANGE_SCHEMA.
+        count: how many collectives that are.
+        clocks: each rank's, in the order of the records; empty without such collectives.
     """
+
+    table: pl.DataFrame
+    count: int
+    clocks: tuple[tuple[str, Clock], ...]
+
+
+def exchanges(records: Sequence[RankRecord]) -> Exchanges:
     matched = matched_collectives([record.collectives for record in records])
     steps, count = max(matched["step"].n_unique(), 1), len(records)
     ranks = max((record.ranks for record in records), default=1)
@@ -262,7 +272,9 @@ def exchange_table(records: Sequence[RankRecord]) -> pl.DataFrame:
         rows.append((kind, size, mine.height / steps, waited // steps, taken // steps, rate, records[last].name,
                      times / mine.height))  # fmt: skip
     table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
-    return table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
+    table = table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
+    names = [record.name for record in records]
+    return Exchanges(table, matched.height, tuple(zip(names, clocks(matched), strict=False)))
 
 
 def _most_waited_in(matched: pl.DataFrame) -> tuple[str, float]:
