@@ -176,7 +176,6 @@ class Scaling:
         if target is not None and target.step_ns is None:
             raise UsageError(f"a step on one {target.device.name} cannot be predicted, nor one on several of them")
         self.target = target
-        self._steps: dict[int, ScaledStep] = {}
         self._replays: dict[tuple[bytes, float, int], float] = {}
         self.exchange = exchange
         if link is not None and isinstance(exchange, RecordedExchange):
@@ -198,18 +197,13 @@ class Scaling:
         return None if device is None else device_peaks(self.exchange.experiment.trace, device)
 
     def step(self, devices: int) -> ScaledStep:
-        """The step on this many devices, replayed once.
+        """The step on this many devices.
 
         Raises:
             UsageError: the number of devices is impossible.
         """
         if not 1 <= devices <= MOST_DEVICES:
             raise UsageError(f"{devices} devices are not possible; the number must be 1 to {MOST_DEVICES:,}")
-        if devices not in self._steps:
-            self._steps[devices] = self._step(devices)
-        return self._steps[devices]
-
-    def _step(self, devices: int) -> ScaledStep:
         transfers, experiment = self.exchange.transfers_ns(self.link, devices), self.experiment
         others = self._others_factor
         expected, low, high = (

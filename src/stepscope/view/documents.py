@@ -30,7 +30,7 @@ KINDS: Final = (
     ("session", "timeline", "slice", "stretch", "places", "runs"),  # follow the reader's hand
     ("progress", *ACTIONS),  # ask running programs
     ("whatif",),
-    ("predict", "plan", "energy"),  # take seconds when they are first made
+    ("predict", "plan", "energy", "perfetto"),  # take seconds when they are first made
     ("ranks", "compare"),  # read other traces
 )
 """Documents of each kind wait only for those of their kind, and all others for each other."""

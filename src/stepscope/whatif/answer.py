@@ -159,11 +159,13 @@ class Tried:
     """What is known of one experiment, so that a further question replays only what is new.
 
     Attributes:
+        causes: the table without changes.
         changes: by the cause or rule that is removed.
         alone: results of single changes by the options that asked for them.
     """
 
     measured: AsMeasured | None = None
+    causes: pl.DataFrame | None = None
     changes: dict[str, Change] = field(default_factory=dict)
     alone: dict[str, Prospect] = field(default_factory=dict)
 
@@ -188,7 +190,8 @@ def what_if(
     tried = Tried() if tried is None else tried
     measured = tried.measured = tried.measured or as_measured(experiment)
     if not changes:
-        return Answer(measured, causes=cause_table(experiment)), experiment.measured
+        tried.causes = cause_table(experiment) if tried.causes is None else tried.causes
+        return Answer(measured, causes=tried.causes), experiment.measured
     if len(changes) > 1:
         for each in changes:
             if each.name not in tried.alone:

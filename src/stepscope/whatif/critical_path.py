@@ -118,21 +118,21 @@ class _Walker:
         self._until = min(self._until, start)
         if start <= self.chain.begin:
             return None
-        options: list[tuple[int, int, _Point]] = []
         previous, source = befores[work], sources[work]
+        latest, since, other = _NEVER_BEFORE, 0, -1
         if source >= 0:
-            ready = int(self._done.stretch_start[source]) + offsets[work]
-            options.append((ready, ready - latencies[work], _OnHost(source, launched[work])))
-        for other, delay in self._queue_waits.get(work, ()):
-            options.append((ends[other] + delay, ends[other], _OnDevice(other)))
-        if previous >= 0:
-            options.append((ends[previous] + gaps[work], ends[previous], _OnDevice(previous)))
-        if not options:
+            latest = int(self._done.stretch_start[source]) + offsets[work]
+            since = latest - latencies[work]
+        for wait, delay in self._queue_waits.get(work, ()):
+            if ends[wait] + delay > latest:
+                latest, since, other = ends[wait] + delay, ends[wait], wait
+        if previous >= 0 and ends[previous] + gaps[work] > latest:
+            latest, since, other = ends[previous] + gaps[work], ends[previous], previous
+        if latest == _NEVER_BEFORE:
             return None
-        _, since, point = max(options, key=lambda option: option[0])
         self.chain.delays.append((work, min(since, start), start))
         self._until = min(self._until, since)
-        return point
+        return _OnDevice(other) if other >= 0 else _OnHost(source, launched[work])
 
     def before_moment(self, stretch: int, moment: int) -> _Point:
         """Add a thread's time in a stretch up to this time, and continue with what the stretch waited for."""
@@ -169,6 +169,7 @@ class _Walker:
         return point
 
 
+_NEVER_BEFORE: Final = -(2**63)
 PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,

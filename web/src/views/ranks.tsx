@@ -19,6 +19,7 @@ import "./ranks.css";
 
 const FEW = 3;
 const MOST_NAMED = 100;
+const MANY = 32; // ranks; of more the slowest come first in the table
 const TALLEST = 620;
 const ROW = 22;
 const LABELS = 76;
@@ -171,9 +172,11 @@ function Heat({ document, word, onOpen }: { document: Document; word: string; on
     context.font = `11px ${token("--sans")}`;
     context.textBaseline = "middle";
     const every = Math.max(1, Math.ceil(16 / tall));
-    for (let row = 0; row < cells.rows; row += every) {
-      const rank = ranks[firstOf(row, ranks.length, cells.rows)]!;
-      context.fillText(short(rank.name.split("/").at(-1)!, 12), 0, Math.max((row + 0.5) * tall, 6));
+    for (let row = 0, below = 0; row < cells.rows; row += every) {
+      const y = Math.max((row + 0.5) * tall, 6);
+      if (y < below) continue;
+      context.fillText(short(ranks[firstOf(row, ranks.length, cells.rows)]!.name.split("/").at(-1)!, 12), 0, y);
+      below = y + 12;
     }
     context.textBaseline = "top";
     const apart = Math.max(1, Math.ceil(56 / wide));
@@ -283,5 +286,5 @@ function RankTable({ document, word }: { document: Document; word: string }) {
     { name: "most_ns", title: "At most", value: (row) => row.most_ns, isNumber: true, width: 110, tip: "In its worst step" },
     { name: "slowest", title: "◆ Slowest", value: (row) => row.slowest, isNumber: true, width: 120, tip: "Steps in which the others wait for this rank" },
   ];
-  return <Table name="ranks" label="ranks" columns={columns} rows={rows} sort="place" onChoose={(row) => openRank(document, row.place)} />;
+  return <Table name="ranks" label="ranks" columns={columns} rows={rows} sort={ranks.length > MANY ? "-slowest" : "place"} onChoose={(row) => openRank(document, row.place)} />;
 }

@@ -107,7 +107,7 @@ function Recording({ run }: { run: Run }) {
           {sentence(asked)}
         </p>
       )}
-      {now && !now.can_capture && !now.has_ended && <p class="small muted">More steps cannot be recorded from here: {now.why_not}.</p>}
+      {now && !now.can_capture && !now.has_ended && <p class="small muted">{sentence(now.why_not)}.</p>}
     </section>
   );
 }

@@ -49,7 +49,8 @@ USUAL: Final = (
 _TOP: Final = 20
 _HOW: Final = ("precision", "batch", "recorded_batch", "source", "host_factor")
 """Options that another predictor answers."""
-_MOST_PREDICTORS: Final = 4
+_MOST_PREDICTORS: Final = 2
+"""That stay for the next choice: one of another batch holds a copy of the trace's operators."""
 _MOST_TARGETS: Final = 200
 _batch = whole(1, 999_999_999, "batch size")
 host_factor = number(

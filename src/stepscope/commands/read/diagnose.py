@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
@@ -25,16 +26,19 @@ from stepscope.commands.shared.options import (
     user_code_from,
 )
 from stepscope.commands.shared.options import row_count as whole_number
+from stepscope.commands.shared.processes import FEW, in_processes, process_count
 from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
     garbage_rarely_collected,
     kept_as_rank,
+    open_from,
     readable_traces,
     redactor_of,
     side_files,
+    trace_paths,
     with_evidence,
 )
-from stepscope.errors import UsageError
+from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
@@ -66,6 +70,8 @@ examples:
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
 _NOTEWORTHY_SHARE: Final = 0.01
+_WORTHWHILE_BYTES: Final = 1 << 20
+"""Of traces, from which reading them takes longer than starting processes."""
 _SCALES: Final = {"%": 0.01, "ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -134,6 +140,7 @@ def run(arguments: argparse.Namespace) -> int:
     unreadable: list[Unreadable] = []
     files = side_files(arguments)
     several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
+    _diagnose_ahead(arguments, settings)
     traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
     diffs = Diffs(UserSources(Path.cwd()).read)
     room = Room()
@@ -146,6 +153,39 @@ def run(arguments: argparse.Namespace) -> int:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
     return _judged(arguments.fail_on, [*across, *findings])
+
+
+def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
+    """Diagnose many ranks in processes, which keep what they found; each is then taken from the cache in its turn."""
+    if arguments.no_cache or "-" in arguments.paths:
+        return
+    with contextlib.suppress(StepscopeError):  # whose turn comes when the traces are opened
+        files = [Path(file) for path in arguments.paths for file in trace_paths(path)]
+        new = [file for file in files if kept_as_rank(arguments, file, lambda: None) is None]
+        if len(new) <= FEW or sum(file.stat().st_size for file in new) < _WORTHWHILE_BYTES or process_count(new) < 2:
+            return
+        given = (argparse.Namespace(**{**vars(arguments), "quiet": True, "html": None}), settings)
+        with Progress(f"reading {len(new)} traces", in_bytes=False, arguments=arguments) as progress:
+            for done, _ in enumerate(in_processes(_diagnosed, new, begin=_begin_ahead, given=given), 1):
+                progress(done, len(new))
+
+
+_ahead: list[tuple[argparse.Namespace, dict[str, float]]] = []
+"""In a process that diagnoses ranks: the command's arguments and settings."""
+
+
+def _begin_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
+    _ahead.append((arguments, settings))
+
+
+def _diagnosed(file: Path) -> None:
+    """Diagnose one rank and keep what was found; what goes wrong is found again, and said, when its turn comes."""
+    from stepscope.commands.read.documents import Room
+    from stepscope.diagnosis.diffs import Diffs
+
+    arguments, settings = _ahead[0]
+    with contextlib.suppress(Exception):
+        _report(arguments, open_from(arguments, file), settings, Diffs(lambda _: None), Room())
 
 
 def _is_answered_as_job(arguments: argparse.Namespace) -> bool:

@@ -86,11 +86,11 @@ def answered(words: Sequence[str], run: Callable[[], int]) -> int:
 
 
 def forget() -> int:
-    """Remove all kept answers, and what earlier diagnoses found; return how many there were."""
-    from stepscope.diagnosis import earlier
+    """Remove all kept answers, what earlier diagnoses found, and summaries of ranks; return how many there were."""
+    from stepscope.diagnosis import earlier, rank_summary
 
     removed = 0
-    for folder in (_root(), earlier.folder()):
+    for folder in (_root(), earlier.folder(), rank_summary.folder()):
         with contextlib.suppress(OSError):
             for each in list(folder.iterdir()):
                 with contextlib.suppress(OSError):

@@ -6,8 +6,6 @@ import argparse
 import contextlib
 import os
 import re
-import signal
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
+from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
 from stepscope.commands.view.runs import Runs
@@ -266,34 +265,19 @@ class Ranks:
             self._take(file, found)
 
 
-_FEW: Final = 4
-"""Ranks that are read without further processes, whose start takes as long."""
-_MOST_PROCESSES: Final = 8
-
-
 def summaries(job: Job, files: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
     """The summaries of these ranks, or why a trace cannot be read, in any order; many are made in processes."""
-    if len(files) <= _FEW:
+    if len(files) <= FEW:
         yield from ((file, job.summary(file)) for file in files)
         return
-    import multiprocessing
-
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    processes = min(max(processors - 1, 1), _MOST_PROCESSES, len(files))
-    arguments = argparse.Namespace(**{**vars(job.arguments), "quiet": True})
-    with multiprocessing.get_context("spawn").Pool(processes, _prepare, (arguments, job.path)) as pool:
-        yield from pool.imap_unordered(_summary_in_process, files)
+    given = argparse.Namespace(**{**vars(job.arguments), "quiet": True}), job.path
+    yield from in_processes(_summary_in_process, files, begin=_prepare, given=given, spared=1)
 
 
 _jobs: list[Job] = []
 
 
 def _prepare(arguments: argparse.Namespace, path: str) -> None:
-    """Begin a process that summarises ranks: it prints nothing, gives way to the page, and leaves Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the process's life
-    with contextlib.suppress(OSError, AttributeError):
-        os.nice(5)
     _jobs.append(Job(arguments, path))
 
 

@@ -152,8 +152,9 @@ def _agent_status(folder: RunFolder, manifest: RunManifest) -> tuple[dict[str, A
     from stepscope.record.agent.targets import clients_for
 
     if not agents_in(folder.agents):
-        serves = "not before its first step" if manifest.options.get("serve") else "it was started without --serve"
-        return {}, serves
+        if manifest.options.get("serve"):
+            return {}, "more can be recorded from its first step on"
+        return {}, "more could be recorded from here if it had been started with stepscope run --serve"
     try:
         clients = clients_for(str(folder.path), find_run=lambda _: folder, token=None, through_files=False)
         return clients[0].status(), ""

@@ -215,7 +215,7 @@ def make_plan(
 
 
 class Known:
-    """Steps on several devices, found once for all plans of a predictor.
+    """Steps on several devices, replayed once for all plans of a predictor.
 
     Args:
         exchange: finds what the devices exchange; may raise `UsageError`.
@@ -223,14 +223,16 @@ class Known:
 
     def __init__(self, exchange: Callable[[], Exchange]) -> None:
         self._exchange = exchange
-        self._scalings: dict[tuple[DevicePeaks, Link], Scaling] = {}
+        self._steps: dict[tuple[DevicePeaks, Link, int], ScaledStep] = {}
 
-    def scaling(self, prediction: StepPrediction, link: Link) -> Scaling:
-        """Raises `UsageError` where it is unknown what the devices exchange."""
-        key = prediction.device, link
-        if key not in self._scalings:
-            self._scalings[key] = Scaling(self._exchange(), link, prediction)
-        return self._scalings[key]
+    def steps(self, prediction: StepPrediction, link: Link, numbers: Sequence[int]) -> dict[int, ScaledStep]:
+        """The step on each of these numbers of devices; raises `UsageError` where it is unknown what they exchange."""
+        device = prediction.device
+        new = [number for number in numbers if (device, link, number) not in self._steps]
+        if new:
+            scaling = Scaling(self._exchange(), link, prediction)
+            self._steps.update({(device, link, number): scaling.step(number) for number in new})
+        return {number: self._steps[device, link, number] for number in numbers}
 
 
 class _Planner:
@@ -344,8 +346,7 @@ class _Planner:
     def _shared(self, prediction: StepPrediction, link: Link) -> dict[int, ScaledStep] | str:
         numbers = sorted(self._counts[prediction.device.name])
         try:
-            scaling = self._known.scaling(prediction, link)
-            return {number: scaling.step(number) for number in numbers}
+            return self._known.steps(prediction, link, numbers)
         except UsageError as error:
             return str(error)
 

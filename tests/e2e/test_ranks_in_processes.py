@@ -1,0 +1,92 @@
+"""Many ranks are diagnosed in processes: the answer is the same, and one bad rank stops nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.commands import main
+from stepscope.commands.read import diagnose
+from stepscope.commands.shared import processes
+from stepscope.diagnosis.rule import Rule
+from tests.simulator.ranks import write_ranks
+
+RANKS = 6
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(diagnose, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(diagnose, "process_count", lambda files: 2)
+    monkeypatch.setattr(processes, "process_count", lambda files, spared: 2)
+    write_ranks(tmp_path / "ranks", RANKS, lambda step: 3)
+    return tmp_path / "ranks"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rules that this process asked."""
+    found: list[str] = []
+    ask = Rule.ask
+
+    def noted(rule: Rule, view: Any) -> Any:
+        found.append(rule.id)
+        return ask(rule, view)
+
+    monkeypatch.setattr(Rule, "ask", noted)
+    return found
+
+
+def report(folder: Path, *words: str) -> Any:
+    target = folder.parent / "report.json"
+    assert main(["diagnose", str(folder), "--json", str(target), *words]) == 0
+    return json.loads(target.read_text())
+
+
+def test_processes_find_what_one_would_and_leave_nothing_to_do(folder: Path, asked: list[str]) -> None:
+    found = report(folder, "--debug")
+    assert asked == []
+    assert [each["trace"]["rank"] for each in found["ranks"]] == list(range(RANKS))
+    assert found["across_ranks"][0]["rule"] == "late-rank"
+    assert "rank 3" in found["across_ranks"][0]["title"]
+    assert report(folder, "--no-cache") == found
+    assert asked
+
+
+def test_a_damaged_rank_is_named_and_the_rest_answered(folder: Path) -> None:
+    (folder / "rank1.json.gz").write_bytes(b"\x1f\x8b damaged")
+    (folder / "rank2.json.gz").write_bytes(b"")
+    found = report(folder)
+    assert [each["trace"]["rank"] for each in found["ranks"]] == [0, 3, 4, 5]
+    assert [Path(each["path"]).name for each in found["unreadable"]] == ["rank1.json.gz", "rank2.json.gz"]
+
+
+def test_only_new_ranks_are_worth_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report(folder)
+    started: list[Any] = []
+
+    def begin(*_: Any, **__: Any) -> Any:
+        started.append(1)
+        return iter(())
+
+    monkeypatch.setattr(diagnose, "in_processes", begin)
+    report(folder, "--top", "3", "--debug")
+    assert started == []
+
+
+def test_processes_are_as_many_as_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / f"{number}.json" for number in range(9)]
+    for file in files:
+        file.write_bytes(b"x" * 1000)
+    monkeypatch.setattr("stepscope.readers.source.memory_limit", lambda: 2.5 * (300 << 20))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert processes.process_count(files) == 2
+    monkeypatch.setattr("stepscope.readers.source.memory_limit", lambda: float(1 << 50))
+    assert processes.process_count(files) == len(files)
+    assert processes.process_count(files[:3], spared=62) == 2
+    assert processes.process_count([], spared=99) == 1
