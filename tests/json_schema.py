@@ -212,12 +212,20 @@ class Diagnosis(
     unreadable: NotRequired[list[diagnosis.Unreadable]]
 
 
+class RankClock(TypedDict):
+    rank: str
+    ahead_ns: int
+    drift: float
+    error_ns: int
+
+
 class Ranks(Document):
     """`stepscope diagnose` of several traces."""
 
     ranks: list[Diagnosis]
     across_ranks: list[Finding]
     exchanges: _rows(EXCHANGE_SCHEMA)
+    clocks: list[RankClock]
     unreadable: list[diagnosis.Unreadable]
 
 

@@ -16,6 +16,7 @@ from stepscope.report.html import html_of
 from tests.browser import CHROMIUM, Browser
 from tests.e2e.conftest import BATCHED, PER_TOKEN, run_here
 from tests.page import Page
+from tests.simulator.ranks import write_ranks
 from tests.unit.recording import Recording, saved
 
 HOSTILE = "</script><img src=http://127.0.0.1:9/x onerror=console.error('hostile')><script>console.error('hostile')//"
@@ -89,6 +90,23 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path) -> None:
     page.show("Operators")
     assert HOSTILE[:20] in page.text("tbody")
     assert page.script("document.querySelectorAll('img, main script').length") == 0
+    page.assert_silent()
+
+
+def test_ranks_begin_with_all_of_them_and_name_the_damaged_one(browser: Browser, tmp_path: Path) -> None:
+    # Given
+    write_ranks(tmp_path / "ranks", 3, late=lambda step: 1)
+    (tmp_path / "ranks" / "rank2.json.gz").write_bytes(b"\x1f\x8b")
+
+    # When
+    page, report = reported(browser, tmp_path, "diagnose", tmp_path / "ranks")
+
+    # Then
+    assert page.text("nav.views a[aria-current]") == "Ranks"
+    assert page.texts("tbody tr:not(.space) td:first-child") == ["rank 0", "rank 1"]
+    assert report["unreadable"][0]["reason"] in page.text(".missing")
+    page.click("tbody tr", "rank 1")
+    assert page.text(".headline") == report["ranks"][1]["headline"]
     page.assert_silent()
 
 

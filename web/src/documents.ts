@@ -362,6 +362,7 @@ export interface Run {
   state: string; // as `stepscope runs` says it: "done", "not ended", "exit 1", "gone"
   traces: number;
   bytes: number;
+  quiet_s: number | null; // since it wrote anything; null where it has ended
 }
 
 /** `progress?run`: how far the recording of a run is. */

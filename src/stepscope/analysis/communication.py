@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -223,7 +223,15 @@ MATCHED_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
     "transfer_ns": pl.Int64,  # from the last arrival to the end
     "arrivals_ns": pl.List(pl.Int64),  # of each rank, on the first rank's clock
     "rows": pl.List(pl.Int64),  # of each rank, in its table
+    "shifts_ns": pl.List(pl.Int64),  # how far each rank's clock is ahead of the first one's there
+    "apart_ns": pl.List(pl.Int64),  # how much later each rank ends than the median of all, on the first rank's clock
 }
+
+_FEWEST_FOR_DRIFT: Final = 20
+_LONG_ENOUGH_NS: Final = 1_000_000_000
+"""Collectives, and time between the first and the last one, from which clocks that drift are told from noise."""
+_BETTER: Final = 0.5
+"""What is left of the error with a drift, at most, if the drift is to be believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +253,8 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     """Match collectives that all ranks took part in.
 
     Collectives match by step, kind, group and order in the step. Ranks' clocks differ; a collective ends on all ranks
-    at nearly the same time, so each rank's clock is shifted by the median difference of its ends from the first rank's.
+    at nearly the same time, so each rank's clock is shifted by the median difference of its ends from the first rank's,
+    or along a line where the differences grow; see `clocks`.
 
     Returns:
         Columns as in MATCHED_SCHEMA.
@@ -278,7 +287,7 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         joined[name].to_numpy().reshape(-1, len(ranks)).T for name in ("start_ns", "duration_ns", "row")
     )
     ends = starts + lengths
-    shift = np.median(ends - ends[0], axis=1).astype(np.int64)[:, None]
+    shift = _shifts(ends)
     arrivals, ends = starts - shift, ends - shift
     order = np.sort(arrivals, axis=0)
     columns = {
@@ -290,8 +299,55 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
         "arrivals_ns": _lists(arrivals),
         "rows": _lists(rows),
+        "shifts_ns": _lists(shift),
+        "apart_ns": _lists(ends - np.median(ends, axis=0).astype(np.int64)),
     }
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
+
+
+def _shifts(ends: Times) -> Times:
+    """How far each rank's clock is ahead of the first one's at each collective; shape (ranks, collectives)."""
+    ahead = ends - ends[0]
+    shift = np.repeat(np.median(ahead, axis=1).astype(np.int64)[:, None], ends.shape[1], axis=1)
+    time = ends[0] - ends[0, 0]
+    if ends.shape[1] < _FEWEST_FOR_DRIFT or time.max() < _LONG_ENOUGH_NS:
+        return shift
+    third = len(time) // 3
+    for rank in range(1, len(ends)):
+        early, late = (np.median(ahead[rank, part]) for part in (slice(None, third), slice(-third, None)))
+        drift = (late - early) / (np.median(time[-third:]) - np.median(time[:third]))
+        line = drift * time
+        line = (line + np.median(ahead[rank] - line)).astype(np.int64)
+        before, after = (np.median(np.abs(ahead[rank] - one)) for one in (shift[rank], line))
+        if after <= _BETTER * before:
+            shift[rank] = line
+    return shift
+
+
+class Clock(NamedTuple):
+    """How a rank's clock compares with the first rank's.
+
+    Attributes:
+        ahead_ns: at the first collective.
+        drift: how much faster it runs, as a share; 0 unless the collectives show it.
+        error_ns: median distance of the ends of its collectives from those of all ranks, which remains.
+    """
+
+    ahead_ns: int
+    drift: float
+    error_ns: int
+
+
+def clocks(matched: pl.DataFrame) -> list[Clock]:
+    """The clock of each rank, by the ends of matched collectives; none without any."""
+    if matched.is_empty():
+        return []
+    shifts, apart, arrivals = (np.array(matched[name].to_list()).T for name in ("shifts_ns", "apart_ns", "arrivals_ns"))
+    length = max(int(arrivals[0, -1] - arrivals[0, 0]), 1)
+    return [
+        Clock(int(shift[0]), float(shift[-1] - shift[0]) / length, int(np.median(np.abs(left))))
+        for shift, left in zip(shifts, apart, strict=True)
+    ]
 
 
 def _lists(values: Times) -> pl.Series:

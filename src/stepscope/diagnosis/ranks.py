@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import bus_bytes, matched_collectives, of_ranks
+from stepscope.analysis.communication import Clock, bus_bytes, clocks, matched_collectives, of_ranks
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
@@ -50,10 +50,12 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
     befores = [record.collectives.before for record in records]
     if matched.is_empty() or any(before is None for before in befores):
         return []
-    known = [before for before in befores if before is not None]
     rows, arrivals = (of_ranks(matched, name) for name in ("rows", "arrivals_ns"))
     last, every = matched["last"].to_numpy(), np.arange(matched.height)
-    names = sorted({name for before in known for name in before.columns})
+    # one table of all ranks: a thousand small ones take ten times as long
+    known = pl.concat((before for before in befores if before is not None), how="diagonal").fill_null(0)
+    tables = [record.collectives.table.select("start_ns") for record in records]
+    places = rows + np.cumsum([0, *(table.height for table in tables[:-1])])
 
     def extra(values: Times) -> Times:
         """The last rank's value beyond the mean of the others'."""
@@ -62,15 +64,13 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
         return more
 
     def before_each(name: str) -> Times:
-        found = [before[name].to_numpy()[rows[:, place]] if name in before.columns else np.zeros(len(rows), np.int64)
-                 for place, before in enumerate(known)]  # fmt: skip
-        return np.stack(found, axis=1)
+        values: Times = known[name].to_numpy()[places] if name in known.columns else np.zeros_like(places)
+        return values
 
-    starts = np.stack([record.collectives.table["start_ns"].to_numpy()[rows[:, place]]
-                       for place, record in enumerate(records)], axis=1)  # fmt: skip
+    starts = pl.concat(tables)["start_ns"].to_numpy()[places]
     later = extra(before_each("begin_ns") - starts + arrivals - arrivals.min())
     first = (rows == 0).all(axis=1)
-    more = {name: extra(before_each(name)) for name in names if name not in ("begin_ns", "works")}
+    more = {name: extra(before_each(name)) for name in sorted(known.columns) if name not in ("begin_ns", "works")}
     more |= {"begin": np.where(first, later, 0), "before": np.where(first, 0, later)}
     works = extra(before_each("works"))
     found = [
@@ -243,12 +243,22 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
-def exchange_table(records: Sequence[RankRecord]) -> pl.DataFrame:
-    """Collectives that all ranks took part in, by kind and size, the longest first: waiting apart from transfer.
+@dataclass(frozen=True, slots=True)
+class Exchanges:
+    """What ranks exchange with each other.
 
-    Returns:
-        Columns as in EXCHANGE_SCHEMA.
+    Attributes:
+        table: collectives that all took part in, by kind and size, the longest first; columns as in EXCHANGE_SCHEMA.
+        count: how many collectives that are.
+        clocks: each rank's, in the order of the records; empty without such collectives.
     """
+
+    table: pl.DataFrame
+    count: int
+    clocks: tuple[tuple[str, Clock], ...]
+
+
+def exchanges(records: Sequence[RankRecord]) -> Exchanges:
     matched = matched_collectives([record.collectives for record in records])
     steps, count = max(matched["step"].n_unique(), 1), len(records)
     ranks = max((record.ranks for record in records), default=1)
@@ -262,7 +272,9 @@ def exchange_table(records: Sequence[RankRecord]) -> pl.DataFrame:
         rows.append((kind, size, mine.height / steps, waited // steps, taken // steps, rate, records[last].name,
                      times / mine.height))  # fmt: skip
     table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
-    return table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
+    table = table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
+    names = [record.name for record in records]
+    return Exchanges(table, matched.height, tuple(zip(names, clocks(matched), strict=False)))
 
 
 def _most_waited_in(matched: pl.DataFrame) -> tuple[str, float]:

@@ -15,7 +15,7 @@ from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Finding, Location
 from stepscope.diagnosis.rank_summary import RankSummary
-from stepscope.diagnosis.ranks import exchange_table
+from stepscope.diagnosis.ranks import Exchanges, exchanges
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy
@@ -39,7 +39,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.energy import measured_section, trace_json
-from stepscope.report.format import duration, file_name, printable, share, warning_sentence
+from stepscope.report.format import count, duration, file_name, printable, share, warning_sentence
 from stepscope.report.places import glances, serving_glance
 from stepscope.report.words import (
     afterwards_sentence,
@@ -252,10 +252,27 @@ def diagnosis_document(
 
 
 def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
-    table = exchange_table([report.rank.record for report in reports if report.rank is not None])
-    if table.height:
-        shown = Table(table, "exchanges", table.height, brief=tuple(table.columns))
-        yield Section("What all ranks exchange: waiting for the last one, and the transfer after it", (shown,))
+    records = [report.rank.record for report in reports if report.rank is not None]
+    if len(records) < 2:
+        return
+    found = exchanges(records)
+    if not found.count:
+        yield Text("No collective was recorded on all ranks, so that nothing tells how their clocks compare.")
+        return
+    shown = Table(found.table, "exchanges", found.table.height, brief=tuple(found.table.columns))
+    title = "What all ranks exchange: waiting for the last one, and the transfer after it"
+    yield Section(title, (shown, Text(_clocks(found))))
+
+
+def _clocks(found: Exchanges) -> str:
+    """How the ranks' clocks were aligned, and the error that remains."""
+    error, name = max((clock.error_ns, name) for name, clock in found.clocks)
+    drift, whose = max((abs(clock.drift), name) for name, clock in found.clocks)
+    drifts = f" That of {whose} drifts by {drift * 1e6:,.1f} us in a second, which is taken out." if drift else ""
+    return (
+        f"Clocks are aligned by the ends of {count(found.count)} collectives; what remains is at most "
+        f"{duration(error)} ({name}, median).{drifts}"
+    )
 
 
 def _largest_saving(report: TraceReport) -> int:
@@ -387,11 +404,12 @@ def json_reports(
     found = [json_report(report) for report in reports]
     if len(found) == 1:
         return {**found[0], "unreadable": unreadable}
-    exchanges = exchange_table([report.rank.record for report in reports if report.rank is not None])
+    together = exchanges([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
         across_ranks=[_finding_json(finding) for finding in across],
-        exchanges=exchanges,
+        exchanges=together.table,
+        clocks=[{"rank": name, **clock._asdict()} for name, clock in together.clocks],
         unreadable=unreadable,
     )
 

@@ -174,3 +174,22 @@ def test_what_others_use_is_what_the_machine_does_without_us(tmp_path: Path) -> 
 
 def test_a_system_that_does_not_count_the_machines_time(tmp_path: Path) -> None:
     assert LoadMeter(Machine(root=tmp_path)).other_cores() is None
+
+
+def test_only_the_cores_count_that_this_process_may_use(tmp_path: Path) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "status").write_text("Cpus_allowed_list:\t1\n")
+    ticks = os.sysconf("SC_CLK_TCK")
+
+    def write(elsewhere: int, here: int) -> None:
+        rows = [("cpu ", elsewhere + here), ("cpu0", elsewhere), ("cpu1", here)]
+        lines = [f"{name} {busy} 0 0 5000 0 0 0 0\n" for name, busy in rows]
+        (tmp_path / "proc" / "stat").write_text("".join(lines))
+
+    write(0, 0)
+    meter = LoadMeter(Machine(root=tmp_path))
+    time.sleep(0.05)
+    write(10_000 * ticks, 0)
+    assert meter.other_cores() in (None, 0.0)  # less than this process used itself
+    write(10_000 * ticks, 100 * ticks)
+    assert (meter.other_cores() or 0.0) > 1.0

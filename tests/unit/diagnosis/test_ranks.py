@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from stepscope.analysis.communication import RankCollectives, collectives, matched_collectives
+import polars as pl
+import pytest
+
+from stepscope.analysis.communication import RankCollectives, clocks, collectives, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.diagnosis import Together
 from stepscope.diagnosis.rank_summary import rank_record
 from stepscope.diagnosis.ranks import (
     diagnose_ranks,
-    exchange_table,
+    exchanges,
     reasons,
     without_answered,
     without_waits,
@@ -127,15 +131,55 @@ def test_a_late_begin_is_not_blamed_on_what_the_rank_does() -> None:
     assert "Record several steps" in finding.remedy.text
 
 
+def ends_of(clock: Callable[[int], int], *, count: int = 100, apart_ns: int = 50_000_000) -> RankCollectives:
+    """A rank whose clock shows this when the first one's shows a time; every collective lasts 1 ms."""
+    ends = [clock(apart_ns * number) for number in range(1, count + 1)]
+    table = pl.DataFrame({"start_ns": ends}).with_columns(pl.col("start_ns") - 1_000_000)
+    return RankCollectives(
+        table.select(
+            step=pl.int_range(pl.len()), kind=pl.lit("all_reduce"), group=pl.lit("0"), bytes=pl.lit(64),
+            start_ns="start_ns", duration_ns=pl.lit(1_000_000),
+        )
+    )  # fmt: skip
+
+
+def test_clocks_that_drift_are_told_from_noise() -> None:
+    noise = [((number * 7919) % 401) - 200 for number in range(10_000)]
+
+    def drifting(time: int) -> int:
+        return 5_000_000_000 + time + round(time * 20e-6)
+
+    def noisy(time: int) -> int:
+        return time + noise[time // 50_000_000] * 1_000
+
+    matched = matched_collectives([ends_of(lambda time: time), ends_of(drifting), ends_of(noisy)])
+    first, second, third = clocks(matched)
+    assert first == (0, 0.0, 0)
+    assert second.drift == pytest.approx(20e-6, rel=1e-3)
+    assert abs(second.ahead_ns - 5_000_001_000) < 1_000
+    assert second.error_ns <= 1
+    assert third.drift == 0.0
+    assert third.error_ns == pytest.approx(100_000, rel=0.1)
+    assert max(matched["waiting_ns"].to_list()) < 450_000  # without the drift, which is 100 us by the end
+
+
+def test_a_few_collectives_tell_no_drift() -> None:
+    matched = matched_collectives(
+        [ends_of(lambda time: time, count=10), ends_of(lambda time: time + time // 50_000, count=10)]
+    )
+    assert [clock.drift for clock in clocks(matched)] == [0.0, 0.0]
+    assert clocks(matched_collectives([])) == []
+
+
 def test_waiting_and_transfer_of_each_kind_and_size() -> None:
     traces = [exchanging(0, 1000, [200_000], end_ns=900_000), exchanging(1, 1000, [600_000], end_ns=900_000)]
-    [row] = exchange_table([rank_record(View(trace)) for trace in traces]).rows(named=True)
+    [row] = exchanges([rank_record(View(trace)) for trace in traces]).table.rows(named=True)
     assert (row["kind"], row["bytes"], row["per_step"], row["last"], row["last_share"]) == (
         "all_reduce", 2**22, 1.0, "rank 1", 1.0,
     )  # fmt: skip
     assert (row["wait_ns"], row["transfer_ns"]) == (200_000, 900_000 - 601_015)  # rank 0 waits 400,000, rank 1 nothing
     assert row["bus_gb_per_s"] == 2**22 / (900_000 - 601_015)
-    assert exchange_table([]).is_empty()
+    assert exchanges([]).table.is_empty()
 
 
 def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:

@@ -33,7 +33,7 @@ ENV = "/env/lib/python3.11/site-packages/"
         ([f"{ENV}lightning/pytorch/loops/fit_loop.py"], "Lightning"),
         ([f"{ENV}pytorch_lightning/trainer/trainer.py"], "Lightning"),
         (["C:\\env\\ultralytics\\engine\\trainer.py"], "Ultralytics"),
-        (["/home/a/torchtitan/torchtitan/train.py"], "torchtitan"),
+        (["/home/alice/torchtitan/torchtitan/train.py"], "torchtitan"),
         ([f"{ENV}timm/data/loader.py", "train.py"], "timm"),
         ([f"{ENV}accelerate/optimizer.py"], "Accelerate"),
         ([f"{ENV}transformers/models/gpt2/modeling_gpt2.py"], None),

@@ -237,6 +237,7 @@ def test_several_ranks_stand_in_one_report() -> None:
         "ranks": [EMPTY_REPORT, FULL_REPORT],
         "across_ranks": [],
         "exchanges": [],
+        "clocks": [],
         "unreadable": [],
     }
     assert json_of([full()]) == {**FULL_REPORT, "unreadable": []}

@@ -17,6 +17,7 @@ from stepscope.commands.view.runs import Runs
 from stepscope.errors import AgentError, UnreadableTraceError, UsageError
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
+from stepscope.record.runs import RunIndex
 from tests.e2e.conftest import run_here
 from tests.simulator.ranks import write_ranks
 
@@ -53,6 +54,16 @@ def test_progress_says_what_is_awaited(run: RunFolder) -> None:
     assert (progress["steps_seen"], progress["traces"], progress["is_complete"]) == (12, 1, False)
     run.write_recording(0, {**REPORT, "complete": True})
     assert Runs().progress(run.path)["is_complete"] is True
+
+
+def test_a_run_that_long_wrote_nothing_may_have_been_killed(run: RunFolder) -> None:
+    run.sign("torch")
+    for place in (run.path, *run.path.rglob("*")):
+        os.utime(place, (1.0, 1.0))
+    assert "may have been killed" in Runs().progress(run.path)["sentence"]
+    RunIndex().add(run)
+    [row] = Runs().table()
+    assert row["quiet_s"] > 10**9
 
 
 def test_what_has_ended_cannot_be_recorded(run: RunFolder) -> None:

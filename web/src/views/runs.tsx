@@ -13,11 +13,14 @@ import "./runs.css";
 
 const NOT_ENDED = "not ended";
 const MOST_SHOWN = 3;
+const QUIET_S = 3600; // a run that wrote nothing for so long was probably killed
+
+const goesOn = (run: Run) => run.state === NOT_ENDED && (run.quiet_s ?? 0) < QUIET_S;
 
 export function Runs() {
-  const runs = usePolled("runs", {}, (rows) => rows.some((run) => run.state === NOT_ENDED));
+  const runs = usePolled("runs", {}, (rows) => rows.some(goesOn));
   const seen = useRef(new Set<string>()); // runs that had not ended while the reader looked
-  for (const run of runs.value ?? []) if (run.state === NOT_ENDED) seen.current.add(run.path);
+  for (const run of runs.value ?? []) if (goesOn(run) || (run.state === NOT_ENDED && run.name === parameter("run"))) seen.current.add(run.path);
   return (
     <div class="stack">
       <div class="toolbar">
@@ -89,7 +92,7 @@ function Recording({ run }: { run: Run }) {
         <h3>{short(run.name, 80)}</h3>
         <span class="muted small">{now?.has_ended || run.state !== NOT_ENDED ? `${run.state}, took ${seconds(took(run) ?? 0)}` : since(run)}</span>
         <span class="spring" />
-        {now?.can_capture && (
+        {now?.can_capture && run.state === NOT_ENDED && (
           <button type="button" disabled={isCapturing} onClick={capture} data-tip="Five steps, as stepscope attach does">
             {isCapturing ? "Recording…" : "Record now"}
           </button>

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.errors import AgentError, StepscopeError, UsageError
+from stepscope.report.format import duration
 from stepscope.view.documents import NoDocument
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from stepscope.record.runs import RunIndex, RunRecord
 
 _STOPPED: Final = "stepscope stopped early in the program, which goes on"
+_NO_PYTHON: Final = "the program has not started Python yet"
+_LONG_S: Final = 600
 _SEEN: Final = {
     "jax": "jax is imported; the first steps are awaited",
     "torch": "torch is imported; the first steps are awaited",
@@ -79,6 +83,7 @@ class Runs:
                 "state": state_of(each),
                 "traces": each.traces if each.is_gone else len(_folder(each.path).traces()),
                 "bytes": 0 if each.is_gone else _folder(each.path).bytes,
+                "quiet_s": None if each.is_gone or each.ended_unix_s is not None else _quiet_s(each.path),
             }
             for each in self._index.all()
         ]
@@ -141,6 +146,15 @@ def _folder(path: Path) -> RunFolder:
     return RunFolder.open(path)
 
 
+def _quiet_s(path: Path) -> int:
+    """Seconds since anything was written into a run's folder."""
+    written = []
+    for place in (path, *path.rglob("*")):
+        with contextlib.suppress(OSError):  # a run that records renames its files
+            written.append(place.stat().st_mtime)
+    return max(round(time.time() - max(written, default=0.0)), 0)
+
+
 def _check_owner(path: Path) -> None:
     if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
         raise UsageError(f"{path.name} is a run of another user")
@@ -189,6 +203,8 @@ def _sentence(
         return "its steps are recorded; further ones are timed without the profiler"
     if agent:
         return f"the program warms up; then {asked} steps are recorded"
-    with contextlib.suppress(StopIteration):
-        return next(words for name, words in _SEEN.items() if folder.was_seen(name))
-    return "the program has not started Python yet"
+    awaited = next((words for name, words in _SEEN.items() if folder.was_seen(name)), _NO_PYTHON)
+    quiet_s = _quiet_s(folder.path)
+    if quiet_s < _LONG_S:
+        return awaited
+    return f"{awaited}; nothing was written for {duration(quiet_s * 1e9)}, so it may have been killed"

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
+import pytest
+
 from stepscope.diagnosis.rules.padding_waste import RULE as rule
+from stepscope.diagnosis.rules.padding_waste import _remedy
+from stepscope.remedies import PadCollate
 from stepscope.trace import Trace
 from stepscope.trace.program_facts import PaddingFacts, ProgramFacts
 from tests.unit.diagnosis.rules.cases import Cases, asked, busy_device, empty_trace, figures_of, places_of, the_finding
@@ -64,3 +70,22 @@ def test_the_thresholds_decide() -> None:
     assert asked(rule, padded(), padding=0.76).findings == ()
     assert asked(rule, padded(), share=0.16).findings == ()
     assert len(asked(rule, padded(0.1), padding=0.1, share=0.01).findings) == 1
+
+
+@pytest.mark.parametrize("name", ["input_ids", "0", ""], ids=["mappings", "tuples", "sequences"])
+def test_the_snippet_works_for_datasets_of(name: str) -> None:
+    torch = pytest.importorskip("torch")
+    rows = [torch.arange(length) for length in (3, 9, 4, 8)]
+    dataset = [{name: row, "labels": row} for row in rows] if name == "input_ids" else [(row, row) for row in rows]
+    code = _remedy(PaddingFacts(name=name, longest=9)).code
+
+    space = {
+        "dataset": dataset if name else rows, "batch_size": 2, "random": random, "pad_to_longest": PadCollate(),
+        "DataLoader": torch.utils.data.DataLoader,
+    }  # fmt: skip
+    exec(code, space)
+
+    assert space["lengths"] == [3, 9, 4, 8]
+    assert sorted(map(sorted, space["batches"])) == [[0, 2], [1, 3]]
+    padded = [batch[name] if name == "input_ids" else batch[0] if name else batch for batch in space["loader"]]
+    assert sorted(batch.shape[1] for batch in padded) == [8, 16]
