@@ -258,8 +258,14 @@ class Exchanges:
     clocks: tuple[tuple[str, Clock], ...]
 
 
-def exchanges(records: Sequence[RankRecord]) -> Exchanges:
-    matched = matched_collectives([record.collectives for record in records])
+def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None) -> Exchanges:
+    """What these ranks exchange.
+
+    Args:
+        matched: of `matched_collectives` of the records, if it is known.
+    """
+    if matched is None:
+        matched = matched_collectives([record.collectives for record in records])
     steps, count = max(matched["step"].n_unique(), 1), len(records)
     ranks = max((record.ranks for record in records), default=1)
     rows = []
