@@ -390,4 +390,18 @@ export interface Ranks {
   unreadable: string[]; // why traces are not among them
   read: number; // of all traces, those that were read by now
   of: number;
+  exchanges: Exchange[]; // what all ranks took part in, the longest first
+  clocks: string; // how their clocks were aligned; "" without exchanges
+}
+
+/** Collectives of a kind and size, per step: the mean wait of a rank for the last one, and the transfer after it. */
+export interface Exchange {
+  kind: string;
+  bytes: number | null;
+  per_step: number;
+  wait_ns: number;
+  transfer_ns: number;
+  bus_gb_per_s: number | null;
+  last: string; // the rank that most often comes last
+  last_share: number;
 }

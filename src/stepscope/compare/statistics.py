@@ -43,7 +43,7 @@ class SampleComparison:
 
     Attributes:
         before_ns, after_ns: the mean step of a single run, or the mean of the run means.
-        before_low_ns, before_high_ns, after_low_ns, after_high_ns: interval of the mean.
+        before_low_ns, before_high_ns, after_low_ns, after_high_ns: interval of the mean; None if it would reach 0.
         change: after_ns / before_ns - 1: 0.1 is 10 % slower.
         change_low, change_high: interval of the change.
         verdict: "faster" or "slower" if the interval of the change excludes 0; "too few steps" if even a step twice as
@@ -238,7 +238,7 @@ class _Intervals:
         if side.steps < 2:
             return None, None
         low, high = self._around(side.mean, side.error, side.freedom, (side.units,), np.mean)
-        return max(low, 0.0), high
+        return (low, high) if low > 0 else (None, None)  # a step takes time: such an interval says nothing
 
     def of_change(
         self, before: _Side, after: _Side, change: float | None

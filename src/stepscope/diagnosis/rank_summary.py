@@ -34,7 +34,7 @@ from stepscope.trace.window import Times
 
 BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
-_MOST_COLLECTIVES: Final = 50_000
+_MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
 _DIGEST: Final = 32
 

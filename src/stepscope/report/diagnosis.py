@@ -261,10 +261,10 @@ def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
         return
     shown = Table(found.table, "exchanges", found.table.height, brief=tuple(found.table.columns))
     title = "What all ranks exchange: waiting for the last one, and the transfer after it"
-    yield Section(title, (shown, Text(_clocks(found))))
+    yield Section(title, (shown, Text(clock_sentence(found))))
 
 
-def _clocks(found: Exchanges) -> str:
+def clock_sentence(found: Exchanges) -> str:
     """How the ranks' clocks were aligned, and the error that remains."""
     error, name = max((clock.error_ns, name) for name, clock in found.clocks)
     drift, whose = max((abs(clock.drift), name) for name, clock in found.clocks)

@@ -23,8 +23,10 @@ from stepscope.analysis.steps import span_of
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.loading import loading_of
 from stepscope.diagnosis.rank_summary import RankSteps
+from stepscope.diagnosis.ranks import Exchanges
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
+from stepscope.report.diagnosis import clock_sentence
 from stepscope.report.format import count, duration, share
 from stepscope.report.memory import facts
 from stepscope.report.palette import memory_look, series_colours
@@ -261,6 +263,7 @@ def ranks_json(
     sentences: Sequence[str],
     unreadable: Sequence[str] = (),
     of: int | None = None,
+    together: Exchanges | None = None,
 ) -> Json:
     """A figure of each rank and step: the idle time of a cause, STEP or LATE.
 
@@ -270,6 +273,7 @@ def ranks_json(
             arrivals_ns.
         unreadable: why other ranks are missing.
         of: how many ranks there are with those that were not read yet; None where all were.
+        together: what they exchange.
     """
     read = len(ranks) + len(unreadable)
     numbers = sorted({number for rank in ranks for number in rank.index})
@@ -307,6 +311,8 @@ def ranks_json(
         "unreadable": list(unreadable),
         "read": read,
         "of": read if of is None else of,
+        "exchanges": [] if together is None else together.table.rows(named=True),
+        "clocks": "" if together is None or not together.count else clock_sentence(together),
     }
 
 

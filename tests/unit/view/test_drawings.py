@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.communication import MATCHED_SCHEMA
+from stepscope.analysis.communication import MATCHED_SCHEMA, Clock
 from stepscope.analysis.memory import GROUPINGS
 from stepscope.diagnosis.rank_summary import RankSteps, rank_steps
+from stepscope.diagnosis.ranks import Exchanges
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.readers import open_trace
@@ -107,7 +108,18 @@ def test_ranks_stand_on_the_steps_that_any_of_them_has() -> None:
     assert whole["ns"] == [[10, 20, None], [None, 30, 5]]
     assert whole["causes"] == ["step", "python", "input"]
     assert whole["slowest"] == [0, 1, 1]  # without collectives, whose step is longest
+    assert (whole["exchanges"], whole["clocks"]) == ([], "")
     assert ranks_json(ranks(), "input", nothing, [])["ns"] == [[1, 2, None], [None, 0, 0]]
+
+
+def test_what_ranks_exchange_stands_beside_them() -> None:
+    row = {"kind": "all_reduce", "bytes": 64, "per_step": 1.0, "wait_ns": 5, "transfer_ns": 2, "bus_gb_per_s": 3.0,
+           "last": "rank 1", "last_share": 1.0}  # fmt: skip
+    together = Exchanges(pl.DataFrame([row]), 3, (("rank 0", Clock(0, 0.0, 0)), ("rank 1", Clock(9, 2e-5, 1_000))))
+    shown = ranks_json(ranks(), None, pl.DataFrame(schema=dict(MATCHED_SCHEMA)), [], together=together)
+    assert shown["exchanges"] == [row]
+    assert "3 collectives; what remains is at most 1.0 us (rank 1" in shown["clocks"]
+    assert "rank 1 drifts by 20.0 us in a second" in shown["clocks"]
 
 
 def test_the_slowest_rank_is_the_one_that_others_wait_for_longest() -> None:

@@ -562,14 +562,19 @@ def _ranks_in_file(
     reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str]
 ) -> dict[str, bytes]:
     from stepscope.analysis.communication import matched_collectives
+    from stepscope.diagnosis.ranks import exchanges
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]
-    records = [report.rank.record.collectives for report in reports if report.rank is not None]
-    late = matched_collectives(records if len(records) == len(reports) else [])
-    titles = [finding.title for finding in across]
-    whole = ranks_json(steps, None, late, titles, unreadable)
+    records = [report.rank.record for report in reports if report.rank is not None]
+    records = records if len(records) == len(reports) else []
+    late = matched_collectives([record.collectives for record in records])
+    together, titles = exchanges(records, late), [finding.title for finding in across]
+
+    def document(cause: str | None) -> dict[str, Any]:
+        return ranks_json(steps, cause, late, titles, unreadable, together=together)
+
+    whole = document(None)
     return {"ranks": compact_json(whole)} | {
-        address("ranks", {"cause": cause}): compact_json(ranks_json(steps, cause, late, titles, unreadable))
-        for cause in whole["causes"]
+        address("ranks", {"cause": cause}): compact_json(document(cause)) for cause in whole["causes"]
     }

@@ -25,6 +25,7 @@ from stepscope.commands.shared.options import (
     add_batch_model_options,
     add_record_flags,
     add_report_options,
+    add_switch,
     allocator_variables,
     applications,
     record_options,
@@ -131,12 +132,8 @@ def _add_when(when: argparse._ActionsContainer) -> None:
 
 
 def _add_what(what: argparse._ActionsContainer) -> None:
-    what.add_argument(
-        "--telemetry",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="what the program logs, and how busy the machine is, for the whole run (default: yes)",
-    )
+    help = "what the program logs, and how busy the machine is, for the whole run (default: yes)"
+    add_switch(what, "--telemetry", help, default=True)
     what.add_argument(
         "--energy", action="store_true", help="the energy of the steps after the recording, if there are counters"
     )

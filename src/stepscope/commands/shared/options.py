@@ -468,12 +468,13 @@ def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
 def add_record_flags(group: argparse._ActionsContainer) -> None:
     """Add a pair such as --shapes and --no-shapes for each field of `RecordOptions`."""
     for option in fields(RecordOptions):
-        group.add_argument(
-            f"--{option.name}",
-            action=argparse.BooleanOptionalAction,
-            default=option.default,
-            help=f"{_RECORDED[option.name]} (default: {'yes' if option.default else 'no'})",
-        )
+        help = f"{_RECORDED[option.name]} (default: {'yes' if option.default else 'no'})"
+        add_switch(group, f"--{option.name}", help, default=option.default)
+
+
+def add_switch(parser: argparse._ActionsContainer, name: str, help: str, *, default: bool) -> None:
+    """Add --NAME and --no-NAME; Python 3.10 would add the default to the help once more."""
+    parser.add_argument(name, action=argparse.BooleanOptionalAction, default=default).help = help
 
 
 def record_options(arguments: argparse.Namespace) -> RecordOptions:

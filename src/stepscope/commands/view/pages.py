@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from stepscope.diagnosis.rank_summary import RankRecord, RankSummary
+    from stepscope.diagnosis.ranks import Exchanges
     from stepscope.trace import Trace
 
 _KEPT: Final = 2
@@ -210,7 +211,7 @@ class Ranks:
         self._lock = threading.Lock()
         self._known: dict[Path, RankSummary] = {}
         self._missing: list[Path] | None = None
-        self._compared: tuple[int, pl.DataFrame, list[str]] | None = None
+        self._compared: tuple[int, pl.DataFrame, list[str], Exchanges] | None = None
 
     def document(self, options: Options) -> dict[str, Any]:
         from stepscope.view.drawings import ranks_json
@@ -224,20 +225,20 @@ class Ranks:
         of = len(self._job.files)
         if not known and len(unreadable) == of:
             raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
-        late, titles = self._together([each.record for each in known])
+        late, titles, together = self._together([each.record for each in known])
         steps = [each.steps for each in known]
-        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of)
+        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of, together)
 
-    def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str]]:
+    def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str], Exchanges]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
         from stepscope.analysis.communication import matched_collectives
-        from stepscope.diagnosis.ranks import across_ranks
+        from stepscope.diagnosis.ranks import across_ranks, exchanges
 
         if self._compared is None or self._compared[0] != len(records):
             late = matched_collectives([record.collectives for record in records])
             is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
             titles = [finding.title for finding in across_ranks(records, late)] if is_all else []
-            self._compared = len(records), late, titles
+            self._compared = len(records), late, titles, exchanges(records, late)
         return self._compared[1:]
 
     def _begin(self) -> None:
