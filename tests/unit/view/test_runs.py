@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,22 @@ def test_runs_of_others_are_not_recorded(
     monkeypatch.setattr(os, "getuid", lambda: run.path.stat().st_uid + 1)
     with pytest.raises(UsageError, match="another user"):
         Runs().capture(run.path)
+
+
+def test_a_run_whose_folder_is_gone_cannot_be_recorded(run: RunFolder) -> None:
+    shutil.rmtree(run.path)
+    with pytest.raises(UsageError, match="not a run folder"):
+        Runs().capture(run.path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_what_is_no_file_is_no_trace_of_a_run(run: RunFolder) -> None:
+    path = run.new_trace_path(0)
+    os.mkfifo(path)
+    assert run.latest_traces() == []
+    path.unlink()
+    path.symlink_to(path.name)
+    assert run.traces() == []
 
 
 def test_a_program_without_an_agent_cannot_be_recorded(run: RunFolder) -> None:

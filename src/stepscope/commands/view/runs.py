@@ -123,7 +123,7 @@ class Runs:
         with self._lock:
             if self._capture is not None and not self._capture.is_over:
                 raise UsageError(f"{self._capture.run.name} is being recorded: wait until it is done")
-            _check_owner(path)
+            _check_owner(_folder(path).path)
             record = recording_of_run(str(path))
             self._capture = _Capture(path)
         threading.Thread(target=_recorded, args=(self._capture, record), name="capture", daemon=True).start()
