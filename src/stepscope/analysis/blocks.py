@@ -112,7 +112,7 @@ def blocks(trace: Trace) -> pl.DataFrame:
     earlier = ~begins & ((previous < 0) | ~begins[np.maximum(previous, 0)])
     start = memory["start_ns"].to_numpy()
     ended = pl.Series(np.where(following >= 0, start[np.maximum(following, 0)], -1))
-    freed = pl.Series(np.where(following >= 0, memory["row"].to_numpy()[following], -1))
+    freed = pl.Series(np.where(following >= 0, memory["row"].cast(pl.Int64).to_numpy()[following], -1))
     table = memory.select("device", "start_ns", pl.col("bytes").abs(), "lane", "row").with_columns(
         end_ns=pl.when(ended >= 0).then(ended),
         freed_row=pl.when(freed >= 0).then(freed),
