@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +67,51 @@ def test_a_damaged_rank_is_named_and_the_rest_answered(folder: Path) -> None:
     found = report(folder)
     assert [each["trace"]["rank"] for each in found["ranks"]] == [0, 3, 4, 5]
     assert [Path(each["path"]).name for each in found["unreadable"]] == ["rank1.json.gz", "rank2.json.gz"]
+
+
+def _ended_by(file: Path) -> str:
+    """What is done for a file in a process, which some files end."""
+    if "killed" in file.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if "raises" in file.name:
+        raise ValueError(file.name)
+    return file.name
+
+
+def _cannot_begin() -> None:
+    raise ImportError
+
+
+def _begins() -> None:
+    pass
+
+
+def test_a_process_that_ends_takes_only_its_file_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "process_count", lambda files, spared: 2)
+    names = ["0", "1 killed", "2 raises", "3 killed", "4", "5"]
+    found = dict(processes.in_processes(_ended_by, [Path(name) for name in names], begin=_begins, given=()))
+    assert found == {Path(name): name if " " not in name else None for name in names}
+
+
+def test_processes_that_cannot_begin_are_not_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "process_count", lambda files, spared: 2)
+    files = [Path("0"), Path("1")]
+    assert dict(processes.in_processes(_ended_by, files, begin=_cannot_begin, given=())) == dict.fromkeys(files)
+
+
+def test_a_program_on_standard_input_diagnoses_ranks(folder: Path) -> None:
+    target = folder.parent / "report.json"
+    program = (
+        "from stepscope.commands import main\n"
+        "from stepscope.commands.read import diagnose\n"
+        "from stepscope.commands.shared import processes\n"
+        "diagnose._WORTHWHILE_BYTES = 0\n"
+        "diagnose.process_count = processes.process_count = lambda *_: 2\n"
+        f"main(['diagnose', {str(folder)!r}, '--json', {str(target)!r}])\n"
+    )
+    done = subprocess.run([sys.executable], input=program, text=True, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(target.read_text())["ranks"]) == RANKS
 
 
 def test_only_new_ranks_are_worth_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,13 +74,15 @@ class Job:
         self.stages = int(log["stage"].to_numpy().max()) + 1
         ordered = log.sort("optype", "seq_id", "stage", "step", "dp_rank")
         shape = (len(self.steps), len(self.ranks))
+        if log.select("optype", "seq_id", "stage", "step", "dp_rank").is_duplicated().any():
+            raise UnreadableTraceError("an operation of a worker was logged twice in the same step")
         self.start: dict[Operation, Times] = {}
         self.end: dict[Operation, Times] = {}
         for key, mine in ordered.group_by("optype", "seq_id", "stage", maintain_order=True):
             each = Operation(str(key[0]), int(str(key[1])), int(str(key[2])))
             if mine.height != shape[0] * shape[1]:
                 raise UnreadableTraceError(
-                    f"{each.type} {each.number} of stage {each.stage} was logged {mine.height} times in "
+                    f"{each.type[:50]} {each.number} of stage {each.stage} was logged {mine.height} times in "
                     f"{shape[0]} steps of {shape[1]} data-parallel ranks: only steps that are alike can be compared"
                 )
             self.start[each] = mine["start_s"].to_numpy().reshape(shape)
@@ -107,6 +109,9 @@ class Job:
         pairs: dict[tuple[str, int, int], list[Operation]] = defaultdict(list)
         for stage in range(self.stages):
             compute = self._of(stage, *COMPUTE)
+            for kind in COMPUTE:
+                if all(row["optype"] != kind for row in compute):
+                    raise UnreadableTraceError(f"stage {stage} has no {kind}: only steps of training are replayed")
             self._chain([_operation(row) for row in compute])
             self._link_pipeline(stage, compute, pairs)
             if len(self.ranks) > 1:
@@ -163,11 +168,13 @@ class Job:
         self._chain([_operation(row) for row in self._of(stage, GATHER, SCATTER)])
         for row in {row["mc"]: row for row in self._of(stage, GATHER)}.values():
             users = [each for each in compute if each["optype"] == FORWARD and row["mc"] in (each["mc"], -1)]
-            self._after[_operation(min(users, key=lambda each: each["start_s"]))].append(_operation(row))
+            if users:
+                self._after[_operation(min(users, key=lambda each: each["start_s"]))].append(_operation(row))
         if self._is_overlapped:
             for row in {row["mc"]: row for row in reversed(self._of(stage, SCATTER))}.values():
                 makers = [each for each in compute if each["optype"] == BACKWARD and row["mc"] in (each["mc"], -1)]
-                self._after[_operation(row)].append(_operation(max(makers, key=lambda each: each["end_s"])))
+                if makers:
+                    self._after[_operation(row)].append(_operation(max(makers, key=lambda each: each["end_s"])))
 
     @cached_property
     def _is_overlapped(self) -> bool:
@@ -276,7 +283,8 @@ class Worker:
 
     Attributes:
         slowdown: the step over the usual one, if only this rank and stage had their own durations.
-        compute_ratio: its mean computation over the median of its stage's other workers'; 1 where there are none.
+        compute_ratio: its mean computation over the median of its stage's other workers'; 1 where there are none,
+            or they compute nothing.
     """
 
     dp_rank: int
@@ -297,7 +305,8 @@ class Stragglers:
         workers: all of them, the slowest first.
         slowest: the workers that `shares` means by "workers": 3 % of them, at least one.
         shares: part of `step_s` - `usual_s` that is saved if only these operations were as usual, by cause; "sequences"
-            or "micro_batches" where the computations of each worker differ from one micro-batch to the next.
+            or "micro_batches" where the computations of each worker differ from one micro-batch to the next. A job of
+            one stage has no "last_stage", a job of one worker no "workers".
         types: slowdown by operation type, if only these had their own durations.
         correlation: of forward and backward times of the same micro-batch, within each worker; None if they are equal.
         stage_ratio: mean computation of a micro-batch on the last stage over that of the other stages.
@@ -333,6 +342,8 @@ def stragglers(log: pl.DataFrame) -> Stragglers:
     job = Job(log)
     logged, usual = job.logged, job.usual
     step_s, usual_s = (float(job.step_times(each).mean()) for each in (logged, usual))
+    if step_s <= 0 or usual_s <= 0:
+        raise UnreadableTraceError("the logged operations take no time")
     ranks, everyone = np.arange(len(job.ranks)), np.ones(len(job.ranks), np.bool_)
 
     def slowed_by(chosen: Callable[[int], npt.NDArray[np.bool_]]) -> float:
@@ -368,6 +379,8 @@ def stragglers(log: pl.DataFrame) -> Stragglers:
     }
     if job.stages < 2:
         del shares["last_stage"]
+    if len(workers) < 2:
+        del shares["workers"]
     kinds = sorted({each.type for each in logged.of})
     types = {
         kind: float(job.step_times(Durations({each: (logged if each.type == kind else usual).of[each]
@@ -406,7 +419,8 @@ def _workers(job: Job, log: pl.DataFrame, by_rank: Sequence[float], by_stage: Se
     for place, rank in enumerate(job.ranks):
         for stage in range(job.stages):
             others = np.delete(lengths[stage], place)
-            ratio = float(lengths[stage][place] / np.median(others)) if len(others) else 1.0
+            usual = float(np.median(others)) if len(others) else 0.0
+            ratio = float(lengths[stage][place]) / usual if usual > 0 else 1.0
             score = min(by_rank[place], by_stage[stage])
             found.append(Worker(rank, stage, known[rank, stage], score, ratio))
     return sorted(found, key=lambda each: (-each.slowdown, each.rank))
@@ -437,4 +451,5 @@ def _stage_ratio(job: Job) -> float:
     for each in job.start:
         if each.type in COMPUTE:
             sums[each.stage == job.stages - 1].append(float(job.logged.of[each].mean()))
-    return float(np.mean(sums[True]) / np.mean(sums[False])) if sums[False] else 1.0
+    others = float(np.mean(sums[False])) if sums[False] else 0.0
+    return float(np.mean(sums[True])) / others if others > 0 else 1.0

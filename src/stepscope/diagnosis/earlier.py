@@ -17,11 +17,14 @@ import pickle
 import platform
 import sys
 from collections.abc import Callable, Hashable
+from dataclasses import is_dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
+import numpy as np
 
 from stepscope.files import cache_folder, keep_newest, package_state, private_folder, whole_file
 
@@ -32,15 +35,11 @@ _LARGEST_BYTES: Final = 32 << 20
 _MOST_BYTES: Final = 256 << 20  # of all traces together
 _DIGEST: Final = 32
 _PLAIN: Final = frozenset({
-    "builtins.frozenset", "builtins.set", "collections.Counter", "collections.OrderedDict",
-    "numpy._core.multiarray.scalar", "numpy.core.multiarray.scalar", "numpy.dtype",
+    "builtins.bool", "builtins.bytes", "builtins.complex", "builtins.float", "builtins.frozenset", "builtins.int",
+    "builtins.set", "builtins.str", "collections.Counter", "collections.OrderedDict",
     "polars.dataframe.frame.DataFrame", "polars.series.series.Series",
 })  # fmt: skip
-"""What a kept value may be made of, besides classes of stepscope."""
-_UNREADABLE: Final = (
-    pickle.UnpicklingError, AttributeError, EOFError, ImportError, IndexError, TypeError, ValueError,
-)  # fmt: skip
-"""What unpickling raises, as its documentation tells."""
+"""What a kept value may be made of, besides records of stepscope."""
 _Value = TypeVar("_Value")
 
 
@@ -79,7 +78,9 @@ class Earlier:
         """Write what was computed; a cache that cannot be written is left as it is."""
         if self._place is None or not self._is_new:
             return
-        data = pickle.dumps(self._values, protocol=5)
+        buffer = io.BytesIO()
+        _Pickler(buffer, protocol=5).dump(self._values)
+        data = buffer.getvalue()
         if len(data) > _LARGEST_BYTES:
             return
         with contextlib.suppress(OSError):
@@ -98,9 +99,10 @@ class Earlier:
         if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
             return {}
         try:
-            return cast("dict[Hashable, Any]", _Plain(io.BytesIO(data[_DIGEST:])).load())
-        except _UNREADABLE:
+            found = _Plain(io.BytesIO(data[_DIGEST:])).load()
+        except Exception:  # noqa: BLE001 - a file that is not ours may have anything built
             return {}
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def _place(self) -> Path | None:
@@ -116,13 +118,25 @@ class Earlier:
         return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles NumPy's numbers as Python's, since NumPy unpickles its own without checks."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, np.generic):
+            plain = value.item()
+            return type(plain), (plain,)
+        return NotImplemented
+
+
 class _Plain(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name) if f"{module}.{name}" in _PLAIN else None
-        if found is None and module.startswith("stepscope."):
+        is_plain = f"{module}.{name}" in _PLAIN
+        if is_plain or (module.startswith("stepscope.") and name.isidentifier()):  # no attribute of what it imports
             found = super().find_class(module, name)
-            if not isinstance(found, type):
-                found = None
-        if found is None:
-            raise pickle.UnpicklingError(f"{module}.{name} is not a kind of value that is kept")
-        return found
+            if is_plain or (isinstance(found, type) and found.__module__ == module and _is_record(found)):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is not a kind of value that is kept")
+
+
+def _is_record(kind: type) -> bool:
+    return is_dataclass(kind) or issubclass(kind, (tuple, Enum))

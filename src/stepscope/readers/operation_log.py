@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, TypeAlias, cast
 
 import msgspec
 import polars as pl
 
 from stepscope.errors import UnreadableTraceError
+from stepscope.readers.source import memory_limit
 
 LOG_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "dp_rank": pl.Int64,  # number of the data-parallel rank
@@ -38,6 +40,12 @@ _PARQUET: Final = b"PAR1"
 _HEAD_BYTES: Final = 1 << 16
 _LARGEST_BYTES: Final = 1 << 30
 """Of a Chrome trace, unpacked."""
+_TIMES_DECODED: Final = 10
+"""Memory that a decoded Chrome trace takes, in times its unpacked size."""
+_ROW_BYTES: Final = 200
+"""Memory that an operation takes while the log is read and replayed; packed it may be a fraction of a byte."""
+_LATEST_S, _LONGEST_S = 1e12, 1e8
+"""Times beyond these cannot be."""
 _MARKS: Final = (b'"forward-compute"', b'"backward-compute"')
 _MOST_STAGES: Final = 4096
 _WORKER: Final = re.compile(r"PP rank (\d{1,6})\b")
@@ -52,7 +60,7 @@ def operation_log(path: str | Path) -> pl.DataFrame | None:
     """
     try:
         head = _head(path)
-    except (OSError, EOFError):
+    except (OSError, EOFError, zlib.error):
         return None  # the readers of traces say what is wrong with it
     if head.startswith(_PARQUET):
         return _of_parquet(path)
@@ -77,34 +85,58 @@ def _of_parquet(path: str | Path) -> pl.DataFrame | None:
         columns = pl.read_parquet_schema(path)
         if any(name not in columns for name in _NEEDED):
             return None
+        _check_room(path, pl.scan_parquet(path).select(pl.len()).collect().item() * _ROW_BYTES)
         rows = pl.read_parquet(path, columns=[*_NEEDED, *(each for each in ("rank", "mc", "gmc") if each in columns)])
-    except (pl.exceptions.PolarsError, OSError) as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise UnreadableTraceError(f"{path} is a damaged Parquet file: {error}") from error
     return _conformed(path, rows.rename({"start_ts": "start_s", "duration": "duration_s"}))
+
+
+_Id: TypeAlias = int | float | str | None
+
+
+class _Event(msgspec.Struct):
+    ph: str | None = None
+    name: str | None = None
+    pid: _Id = None
+    tid: _Id = None
+    ts: float | None = None
+    dur: float | None = None
+    args: dict[str, Any] | None = None
+
+
+def _check_room(path: str | Path, needed: int) -> None:
+    if needed > memory_limit():
+        raise UnreadableTraceError(f"{path} is a log of more operations than the memory has room for")
 
 
 def _of_timeline(path: str | Path) -> pl.DataFrame:
     try:
         with _unpacked(path) as file:
             data = file.read(_LARGEST_BYTES + 1)
-        events = msgspec.json.decode(data, type=list[dict[str, Any]])
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+        _check_room(path, len(data) * _TIMES_DECODED)
+        if len(data) > _LARGEST_BYTES:
+            raise UnreadableTraceError(f"{path} has more than {_LARGEST_BYTES >> 30} GiB, unpacked")
+        events = msgspec.json.decode(data, type=list[_Event])
+    except RecursionError as error:
+        raise UnreadableTraceError(f"{path} is a damaged log of operations: it is nested too deeply") from error
+    except (OSError, EOFError, ValueError, zlib.error, msgspec.MsgspecError) as error:
         raise UnreadableTraceError(f"{path} is a damaged log of operations: {error}") from error
     stages = _named(events, "thread_name", ("pid", "tid"), _WORKER)
     ranks = _named(events, "process_name", ("pid",), _RANK)
     rows = []
     for event in events:
-        arguments, place = event.get("args"), (event.get("pid"), event.get("tid"))
-        if event.get("ph") != "X" or not isinstance(arguments, dict) or place not in stages:
+        arguments, place = event.args, (event.pid, event.tid)
+        if event.ph != "X" or arguments is None or place not in stages:
             continue
         rows.append((
-            ranks.get((event["pid"],), event["pid"]), stages[place], arguments.get("step"), event.get("name"),
-            arguments.get("seq_id"), arguments.get("model_chunk", -1), event.get("ts"), event.get("dur"),
+            ranks.get((event.pid,), event.pid), stages[place], arguments.get("step"), event.name,
+            arguments.get("seq_id"), arguments.get("model_chunk", -1), event.ts, event.dur,
         ))  # fmt: skip
     names = ("dp_rank", "stage", "step", "optype", "seq_id", "mc", "start_s", "duration_s")
     try:
         table = pl.DataFrame(rows, schema={name: LOG_SCHEMA[name] for name in names}, orient="row", strict=False)
-    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+    except (pl.exceptions.PolarsError, TypeError, ValueError, OverflowError) as error:
         raise UnreadableTraceError(f"{path} is a damaged log of operations: {error}") from error
     seconds = (pl.col(name) / 1e6 for name in ("start_s", "duration_s"))
     own = pl.col("mc") * (pl.col("stage").max() + 1) + pl.col("stage")
@@ -112,16 +144,15 @@ def _of_timeline(path: str | Path) -> pl.DataFrame:
 
 
 def _named(
-    events: Iterable[dict[str, Any]], kind: str, keys: tuple[str, ...], pattern: re.Pattern[str]
-) -> dict[tuple[Any, ...], int]:
+    events: Iterable[_Event], kind: str, keys: tuple[str, ...], pattern: re.Pattern[str]
+) -> dict[tuple[_Id, ...], int]:
     """The numbers in the names of processes or threads."""
     found = {}
     for event in events:
-        arguments = event.get("args")
-        if event.get("name") == kind and isinstance(arguments, dict):
-            match = pattern.search(str(arguments.get("name")))
+        if event.name == kind and event.args is not None:
+            match = pattern.search(str(event.args.get("name")))
             if match is not None:
-                found[tuple(event.get(key) for key in keys)] = int(match[1])
+                found[tuple(getattr(event, key) for key in keys)] = int(match[1])
     return found
 
 
@@ -131,14 +162,20 @@ def _conformed(path: str | Path, rows: pl.DataFrame) -> pl.DataFrame:
     Raises:
         UnreadableTraceError: a value is missing or cannot be.
     """
-    rows = rows.select(
-        (pl.col(name) if name in rows.columns else pl.lit(-1)).cast(kind, strict=False).alias(name)
-        for name, kind in LOG_SCHEMA.items()
-    ).with_columns(pl.col("rank", "mc", "gmc").fill_null(-1))
+    try:
+        if any(kind.is_nested() for kind in rows.dtypes):
+            raise pl.exceptions.InvalidOperationError
+        rows = rows.select(
+            (pl.col(name) if name in rows.columns else pl.lit(-1)).cast(kind, strict=False).alias(name)
+            for name, kind in LOG_SCHEMA.items()
+        ).with_columns(pl.col("rank", "mc", "gmc").fill_null(-1))
+    except pl.exceptions.PolarsError as error:
+        raise UnreadableTraceError(f"{path} is a log of operations, but a column is of another type") from error
     least = {"dp_rank": 0, "stage": 0, "seq_id": 0, "duration_s": 0}
     bad = rows.filter(
         pl.any_horizontal(pl.all().is_null())
-        | pl.any_horizontal(pl.col("start_s", "duration_s").is_infinite() | pl.col("start_s", "duration_s").is_nan())
+        | ~(pl.col("start_s").abs() < _LATEST_S)
+        | ~(pl.col("duration_s") < _LONGEST_S)
         | pl.any_horizontal(pl.col(name) < value for name, value in least.items())
         | (pl.col("stage") >= _MOST_STAGES)
     )

@@ -466,7 +466,7 @@ class ByteSource:
         return block
 
     def close(self) -> None:
-        if self._raw is not sys.stdin.buffer:
+        if self._raw is not getattr(sys.stdin, "buffer", None):
             self._raw.close()
 
     def _unpacker(self) -> Readable:

@@ -95,13 +95,18 @@ def _name(worker: Worker) -> str:
     return f"rank {worker.rank} ({place})" if worker.rank >= 0 else place
 
 
+def _slow(worker: Worker, found: Stragglers) -> str:
+    if not any(each.stage == worker.stage and each is not worker for each in found.workers):
+        return f"{_name(worker)}, the only worker of its stage"
+    return (
+        f"{_name(worker)}, whose computations take {worker.compute_ratio:.2f} times those of the stage's other workers"
+    )
+
+
 def _told(cause: Cause, found: Stragglers) -> str:
     part = f"{share(min(found.shares[cause], 1.0))} of the lost time"
     if cause == "workers":
-        slow = ", ".join(
-            f"{_name(each)}, whose computations take {each.compute_ratio:.2f} times those of the stage's other workers"
-            for each in found.slowest
-        )
+        slow = ", ".join(_slow(each, found) for each in found.slowest)
         return (
             f"{part}: {slow}. Compare clocks, temperatures, memory errors and other processes on that machine, and "
             "replace it if nothing else runs there."
@@ -133,10 +138,14 @@ def _basis(found: Stragglers) -> Iterator[str]:
         f"{found.steps} steps were replayed with the logged durations, of exchanges the part after all participants "
         "had come, and with the mean of each type of computation and the median of each type of exchange."
     )
-    yield (
-        f"The replayed step is {duration(round(found.delay_s * 1e9))} shorter than the logged one, because of work "
-        "that was not logged, such as loading data."
-    )
+    delay = duration(round(abs(found.delay_s) * 1e9))
+    if found.delay_s >= 0:
+        yield (
+            f"The replayed step is {delay} shorter than the logged one, because of work that was not logged, such as "
+            "loading data."
+        )
+    else:
+        yield f"The replayed step is {delay} longer than the logged one, in which operations of a worker overlap."
     yield "A worker's slowdown is the smaller of its data-parallel rank's and its stage's, each replayed alone."
 
 

@@ -156,6 +156,92 @@ def test_damaged_logs_are_refused_in_a_sentence(tmp_path: Path, capsys: pytest.C
     assert main(["diagnose", str(path)]) == 2
 
 
+Change = Callable[[pl.DataFrame], pl.DataFrame]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda log: log.filter(pl.col("optype") != "backward-compute"),
+        lambda log: log.with_columns(pl.col("stage") * 1000),
+        lambda log: log.with_columns(duration=pl.lit(0.0)),
+        lambda log: log.with_columns(duration=pl.lit(1e300)),
+        lambda log: log.with_columns(pl.col("start_ts") * 1e300),
+        lambda log: log.with_columns(step=pl.concat_list("step", "seq_id")),
+        lambda log: log.with_columns(duration=pl.struct("step", "seq_id")),
+        lambda log: log.with_columns(optype=pl.lit(b"\xff")),
+        lambda log: log.with_columns(step=pl.when(pl.int_range(pl.len()) == 0).then(1).otherwise(pl.col("step"))),
+        lambda log: log.with_columns(optype=pl.lit("\x1b[31m" + "long" * 10_000)),
+    ],
+)
+def test_logs_of_what_cannot_be_are_refused_in_a_sentence(
+    change: Change, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.parquet"
+    change(pipeline(lambda *_: 0.1)).write_parquet(path)
+    assert main(["diagnose", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert len(said) < 500
+    assert "\x1b" not in said
+
+
+def test_a_log_of_more_operations_than_there_is_memory_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.parquet"
+    pipeline(lambda *_: 0.1).write_parquet(path)
+    monkeypatch.setattr("stepscope.readers.operation_log.memory_limit", lambda: 10_000.0)
+    with pytest.raises(UnreadableTraceError, match="memory"):
+        operation_log(path)
+
+
+EVENT = {"name": "forward-compute", "ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 5, "args": {"step": 0, "seq_id": 0}}
+WORKER = {"name": "thread_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "PP rank 0"}}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        {"pid": [1]}, {"name": [1]}, {"ts": "now"}, {"ts": 10**30}, {"args": {"step": [0], "seq_id": 0}},
+        {"args": {"step": 0, "seq_id": 10**40}}, {"args": 3},
+    ],
+)  # fmt: skip
+def test_timelines_of_other_types_are_refused_in_a_sentence(event: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps([WORKER, EVENT, {**EVENT, **event}]))
+    assert main(["diagnose", str(tmp_path / "a.json")]) == 2
+
+
+def test_damaged_timelines_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    text = json.dumps([WORKER, EVENT]).encode()
+    packed = bytearray(gzip.compress(text))
+    packed[20] ^= 0xFF
+    deep = text[:-1] + b', {"args": {"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}]"
+    for data in (bytes(packed), deep, text[:-1], text.replace(b"PP", b"\xff")):
+        (tmp_path / "a.json").write_bytes(data)
+        assert main(["diagnose", str(tmp_path / "a.json")]) == 2
+
+
+def test_a_worker_without_peers_is_compared_with_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "log.parquet"
+    pipeline(lambda step, rank, stage, batch: 0.2 if stage == 1 else 0.1, ranks=1).write_parquet(path)
+    assert main(["diagnose", str(path)]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "the only worker of its stage" in text
+    assert "other workers" not in text
+
+
+def test_steps_in_which_operations_overlap_are_replayed_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "log.parquet"
+    log = pipeline(lambda *_: 0.1)
+    collection = log.filter(optype="optimizer").with_columns(
+        optype=pl.lit("gc"), start_ts=pl.lit(0.0), duration=pl.lit(0.5)
+    )
+    pl.concat([log, collection]).write_parquet(path)
+    assert main(["diagnose", str(path)]) == 0
+    assert "longer than the logged one" in " ".join(capsys.readouterr().out.split())
+
+
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "log.parquet"
     pipeline(lambda step, rank, stage, batch: 0.2 if (rank, stage) == (2, 1) else 0.1).write_parquet(path)

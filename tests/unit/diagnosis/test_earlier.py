@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pickle
 import shutil
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stepscope import open_trace
@@ -166,6 +168,35 @@ def test_a_file_that_is_damaged_or_not_ours_is_not_believed(tmp_path: Path, aske
         assert report(sample()) == first
         assert asked
     assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("stepscope.remedies.allocators", "subprocess.Popen"),  # of a module that it imports
+        ("stepscope.files", "Path"),
+        ("stepscope.trace.cache", "TraceCache"),  # no record
+        ("stepscope.files", "cache_folder"),
+        ("numpy", "dtype"),
+        ("os", "system"),
+    ],
+)
+def test_nothing_but_records_is_built(module: str, name: str) -> None:
+    def text(value: str) -> bytes:
+        return b"\x8c" + bytes([len(value)]) + value.encode()
+
+    with pytest.raises(pickle.UnpicklingError):
+        earlier._Plain(io.BytesIO(b"\x80\x05" + text(module) + text(name) + b"\x93.")).load()
+
+
+def test_numbers_of_numpy_are_kept_as_plain_ones() -> None:
+    value = {"a": np.float64(1.5), "b": (np.int64(-3), np.bool_(True)), "c": [np.str_("x")]}
+    first = View(sample()).earlier
+    first.value("numbers", lambda: value)
+    first.keep()
+    again = View(sample()).earlier.value("numbers", dict)
+    assert again == value
+    assert type(again["a"]) is float
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

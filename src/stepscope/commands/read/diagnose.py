@@ -43,6 +43,7 @@ from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
     from stepscope.commands.read.documents import Room
+    from stepscope.commands.shared.reading import SideFile
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
@@ -170,12 +171,12 @@ def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -
                 progress(done, len(new))
 
 
-_ahead: list[tuple[argparse.Namespace, dict[str, float]]] = []
-"""In a process that diagnoses ranks: the command's arguments and settings."""
+_ahead: list[tuple[argparse.Namespace, dict[str, float], list[SideFile]]] = []
+"""In a process that diagnoses ranks: the command's arguments, settings and evidence."""
 
 
 def _begin_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
-    _ahead.append((arguments, settings))
+    _ahead.append((arguments, settings, side_files(arguments)))
 
 
 def _diagnosed(file: Path) -> None:
@@ -183,9 +184,10 @@ def _diagnosed(file: Path) -> None:
     from stepscope.commands.read.documents import Room
     from stepscope.diagnosis.diffs import Diffs
 
-    arguments, settings = _ahead[0]
+    arguments, settings, files = _ahead[0]
     with contextlib.suppress(Exception):
-        _report(arguments, open_from(arguments, file), settings, Diffs(lambda _: None), Room())
+        for trace in with_evidence([open_from(arguments, file)], files, several=True):
+            _report(arguments, trace, settings, Diffs(lambda _: None), Room())
 
 
 def _is_answered_as_job(arguments: argparse.Namespace) -> bool:

@@ -6,9 +6,16 @@ import contextlib
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from stepscope.files import undone_on_error
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
 
 _Result = TypeVar("_Result")
 FEW: Final = 4
@@ -26,19 +33,71 @@ def in_processes(
     begin: Callable[..., None],
     given: tuple[Any, ...],
     spared: int = 0,
-) -> Iterator[_Result]:
-    """The results of `work` for each file, in any order.
+) -> Iterator[tuple[Path, _Result | None]]:
+    """Each file and the result of `work` for it, in any order; None where the process ended, as for lack of memory.
 
     Args:
-        work: a function of a module; what it raises stops all.
+        work: a function of a module; what it raises ends its process.
         begin: called with `given` at the start of each process.
         spared: processors that are left to others.
     """
-    import multiprocessing
+    from multiprocessing.connection import wait
 
-    count = process_count(files, spared)
-    with multiprocessing.get_context("spawn").Pool(count, _begun, (begin, given)) as pool:
-        yield from pool.imap_unordered(work, files)
+    left = deque(files)
+    processes: dict[Connection, SpawnProcess] = {}
+    at_work: dict[Connection, Path | None] = {}
+
+    def start() -> None:
+        with contextlib.suppress(OSError):  # no room for a further one
+            pipe, process = _started(work, begin, given)
+            processes[pipe], at_work[pipe] = process, None
+
+    try:
+        for _ in range(process_count(files, spared)):
+            start()
+        while at_work:
+            for pipe in cast("list[Connection]", wait(list(at_work))):
+                file = at_work.pop(pipe)
+                try:
+                    result = pipe.recv()
+                except (EOFError, OSError):  # one that cannot even begin is not replaced
+                    if file is not None:
+                        start()
+                        yield file, None
+                    continue
+                if left:
+                    at_work[pipe] = left.popleft()
+                    with contextlib.suppress(OSError):  # it has ended, which is seen next
+                        pipe.send(at_work[pipe])
+                if file is not None:
+                    yield file, result
+        yield from ((file, None) for file in left)
+    finally:
+        for pipe, process in processes.items():
+            process.terminate()
+            pipe.close()
+
+
+def _started(
+    work: Callable[[Path], _Result], begin: Callable[..., None], given: tuple[Any, ...]
+) -> tuple[Connection, SpawnProcess]:
+    import multiprocessing
+    from multiprocessing import resource_tracker
+
+    context = multiprocessing.get_context("spawn")
+    own, other = context.Pipe()
+    process = context.Process(target=_serve, args=(other, work, begin, given), daemon=True)
+    with other, undone_on_error(own.close):
+        if sys.platform == "win32":
+            process.start()
+        else:
+            resource_tracker.ensure_running()  # which would unblock the signal
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                process.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return own, process
 
 
 def process_count(files: Sequence[Path], spared: int = 0) -> int:
@@ -59,10 +118,16 @@ def _needed(file: Path) -> float:
     return _EACH_BYTES + size * (_TIMES_PACKED if is_packed else _TIMES_PLAIN)
 
 
-def _begun(begin: Callable[..., None], given: tuple[Any, ...]) -> None:
-    """Begin a process: it prints nothing, gives way to everything else, and leaves Ctrl-C to its parent."""
+def _serve(
+    pipe: Connection, work: Callable[[Path], object], begin: Callable[..., None], given: tuple[Any, ...]
+) -> None:
+    """Work on files of the pipe until it is closed: print nothing, give way to everything else, leave Ctrl-C alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the process's life
     with contextlib.suppress(OSError, AttributeError):
         os.nice(5)
     begin(*given)
+    pipe.send(None)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(work(pipe.recv()))

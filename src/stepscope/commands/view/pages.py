@@ -272,7 +272,8 @@ def summaries(job: Job, files: Sequence[Path]) -> Iterator[tuple[Path, RankSumma
         yield from ((file, job.summary(file)) for file in files)
         return
     given = argparse.Namespace(**{**vars(job.arguments), "quiet": True}), job.path
-    yield from in_processes(_summary_in_process, files, begin=_prepare, given=given, spared=1)
+    for file, found in in_processes(_summary_in_process, files, begin=_prepare, given=given, spared=1):
+        yield file, found or f"{file} cannot be read: the process that read it ended, perhaps for lack of memory"
 
 
 _jobs: list[Job] = []
@@ -282,8 +283,8 @@ def _prepare(arguments: argparse.Namespace, path: str) -> None:
     _jobs.append(Job(arguments, path))
 
 
-def _summary_in_process(file: Path) -> tuple[Path, RankSummary | str]:
-    return file, _jobs[0].summary(file)
+def _summary_in_process(file: Path) -> RankSummary | str:
+    return _jobs[0].summary(file)
 
 
 class Page:
