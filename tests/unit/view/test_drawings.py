@@ -128,7 +128,8 @@ def test_a_steps_exchanges_are_drawn_on_one_clock() -> None:
     waits = [[max(each) - one for one in each] for each in arrivals]
     late = pl.DataFrame({
         "step": [4, 5, 5], "kind": ["all_reduce", "all_gather", "all_to_all"], "bytes": [64, None, 8],
-        "last": [0, 1, 0], "late_ns": [20, 30, 20], "arrivals_ns": arrivals, "waits_ns": waits, "transfer_ns": [3, 4, 5],
+        "last": [0, 1, 0], "late_ns": [20, 30, 20], "arrivals_ns": arrivals,
+        "waits_ns": waits, "transfer_ns": [3, 4, 5],
     })  # fmt: skip
     together = Exchanges(pl.DataFrame(), 3, (("rank 0", Clock(0, 0.0, 0)),))
 
