@@ -22,6 +22,7 @@ from tests.page import Page, served
 from tests.simulator.ranks import write_ranks
 
 QUICK_MS: Final = 200.0
+RANK_ROWS: Final = "document.querySelector('tbody')?.querySelectorAll('tr:not(.space)').length"
 
 pytestmark = [
     pytest.mark.browser,
@@ -241,7 +242,7 @@ def test_ranks_stand_beside_each_other_and_open(browser: Browser) -> None:
     with served(Path(folder) / "second" / "v100_dlrm_8_ranks") as address:
         page = Page(browser, address)
         page.show("Ranks")
-        page.wait("document.querySelectorAll('tbody tr:not(.space)').length === 8")
+        page.wait(f"{RANK_ROWS} === 8")
 
         # When the second rank is opened by keyboard
         page.script("document.querySelector('.heat canvas').focus()")
@@ -278,7 +279,7 @@ def test_ranks_come_as_they_are_read_and_a_damaged_one_is_named(browser: Browser
     with served(tmp_path) as address:
         page = Page(browser, address)
         assert page.text("nav.views a[aria-current]") == "Ranks"
-        page.wait("document.querySelectorAll('tbody tr:not(.space)').length === 11")
+        page.wait(f"{RANK_ROWS} === 11")
         page.wait("document.querySelector('.reading') === null")
         assert "rank7.json.gz" in page.text(".missing")
         assert row(page, "rank 3")[-1] == "20"

@@ -103,7 +103,7 @@ def test_ranks_begin_with_all_of_them_and_name_the_damaged_one(browser: Browser,
 
     # Then
     assert page.text("nav.views a[aria-current]") == "Ranks"
-    assert page.texts("tbody tr:not(.space) td:first-child") == ["rank 0", "rank 1"]
+    assert page.texts("tbody tr:not(.space) td:first-child") == ["rank 0", "rank 1", "all-reduce"]
     assert report["unreadable"][0]["reason"] in page.text(".missing")
     page.click("tbody tr", "rank 1")
     assert page.text(".headline") == report["ranks"][1]["headline"]

@@ -378,7 +378,7 @@ export interface Progress {
   capture: { is_over: boolean; problem: string | null } | null; // the last one that this page asked for
 }
 
-/** `ranks?cause`: a figure of each rank and step; without a cause, the first of `causes`. */
+/** `ranks?cause&step`: a figure of each rank and step; without a cause, the first of `causes`. */
 export interface Ranks {
   ranks: { rank: number | null; name: string; path: string; step_ns: number }[];
   steps: number[]; // numbers
@@ -392,6 +392,17 @@ export interface Ranks {
   of: number;
   exchanges: Exchange[]; // what all ranks took part in, the longest first
   clocks: string; // how their clocks were aligned; "" without exchanges
+  drawn: DrawnStep | null; // the step that is asked for, else the one in which ranks wait longest
+}
+
+/** The exchanges of a step, in order; times are the first rank's, from the first arrival. */
+export interface DrawnStep {
+  step: number;
+  kinds: string[];
+  bytes: (number | null)[];
+  arrivals_ns: number[][]; // by exchange, then by rank
+  ends_ns: number[];
+  left_out: number; // later exchanges
 }
 
 /** Collectives of a kind and size, per step: the mean wait of a rank for the last one, and the transfer after it. */

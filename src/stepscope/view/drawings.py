@@ -252,6 +252,8 @@ def roofline_json(trace: Trace) -> Json:
 
 
 STEP: Final = "step"
+_MOST_DRAWN: Final = 50_000
+"""Arrivals of ranks that are drawn."""
 LATE: Final = "late"
 """Figures of a rank and a step besides causes: the step's time, and how late the rank comes to collectives."""
 
@@ -264,6 +266,7 @@ def ranks_json(
     unreadable: Sequence[str] = (),
     of: int | None = None,
     together: Exchanges | None = None,
+    step: int | None = None,
 ) -> Json:
     """A figure of each rank and step: the idle time of a cause, STEP or LATE.
 
@@ -274,6 +277,7 @@ def ranks_json(
         unreadable: why other ranks are missing.
         of: how many ranks there are with those that were not read yet; None where all were.
         together: what they exchange.
+        step: whose collectives are drawn; None for the one in which ranks wait longest.
     """
     read = len(ranks) + len(unreadable)
     numbers = sorted({number for rank in ranks for number in rank.index})
@@ -313,6 +317,30 @@ def ranks_json(
         "of": read if of is None else of,
         "exchanges": [] if together is None else together.table.rows(named=True),
         "clocks": "" if together is None or not together.count else clock_sentence(together),
+        "drawn": _drawn(late, step) if together is not None and late.height else None,
+    }
+
+
+def _drawn(late: pl.DataFrame, step: int | None) -> Json | None:
+    """The collectives of one step, in order, on the first rank's clock from the first arrival on."""
+    waits = (
+        late.group_by("step").agg(ns=pl.col("waits_ns").list.sum().sum()).sort("ns", "step", descending=[True, False])
+    )
+    mine = late.filter(pl.col("step") == (waits["step"][0] if step is None else step))
+    if mine.is_empty():
+        return None
+    arrivals = of_ranks(mine, "arrivals_ns")
+    last = arrivals.max(axis=1)
+    order = np.argsort(last, kind="stable")[: max(_MOST_DRAWN // arrivals.shape[1], 1)]
+    arrivals, ends = arrivals[order], (last + mine["transfer_ns"].to_numpy())[order]
+    drawn, first = mine[order], int(arrivals.min())
+    return {
+        "step": int(mine["step"][0]),
+        "kinds": drawn["kind"].to_list(),
+        "bytes": drawn["bytes"].to_list(),
+        "arrivals_ns": (arrivals - first).tolist(),
+        "ends_ns": (ends - first).tolist(),
+        "left_out": mine.height - drawn.height,
     }
 
 

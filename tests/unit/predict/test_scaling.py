@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from stepscope.predict.limits import Link, Protocol, fitted_link, link_table, na
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.scaling import data_parallel, exchange_of, expected_longest, over_link
 from stepscope.readers import open_trace
-from stepscope.report.document import Document
+from stepscope.report.document import Document, json_bytes
 from stepscope.report.predict import scaling_json, scaling_section, step_text
 from stepscope.report.text import text_of
 from stepscope.trace import Metadata, Trace
@@ -28,7 +29,6 @@ from stepscope.trace.program_facts import ModelFacts, ProgramFacts
 from stepscope.trace.tables import SCHEMAS
 from stepscope.whatif import Experiment, replay
 from tests.unit.predicting import predict_step
-from tests.unit.rendered import written
 from tests.unit.whatif.test_graph import US, Machine
 
 MIB = 1 << 20
@@ -425,7 +425,7 @@ def test_the_table_tells_devices_step_band_and_what_is_not_counted() -> None:
 def test_programs_get_the_same() -> None:
     link = named_link("10GB/s")
 
-    value = written(scaling_json("", link, data_parallel(Experiment(device_steps()), [2], link)))
+    value = json.loads(json_bytes(scaling_json("", link, data_parallel(Experiment(device_steps()), [2], link))))
 
     assert value["device"] is None
     assert value["link"]["bandwidth_bytes_s"] == 10e9

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -120,6 +121,28 @@ def test_what_ranks_exchange_stands_beside_them() -> None:
     assert shown["exchanges"] == [row]
     assert "3 collectives; what remains is at most 1.0 us (rank 1" in shown["clocks"]
     assert "rank 1 drifts by 20.0 us in a second" in shown["clocks"]
+
+
+def test_a_steps_exchanges_are_drawn_on_one_clock() -> None:
+    arrivals = [[70, 50], [10, 40], [80, 60]]
+    waits = [[max(each) - one for one in each] for each in arrivals]
+    late = pl.DataFrame({
+        "step": [4, 5, 5], "kind": ["all_reduce", "all_gather", "all_to_all"], "bytes": [64, None, 8],
+        "last": [0, 1, 0], "late_ns": [20, 30, 20], "arrivals_ns": arrivals,
+        "waits_ns": waits, "transfer_ns": [3, 4, 5],
+    })  # fmt: skip
+    together = Exchanges(pl.DataFrame(), 3, (("rank 0", Clock(0, 0.0, 0)),))
+
+    def drawn(step: int | None) -> Any:
+        return ranks_json(ranks(), None, late, [], together=together, step=step)["drawn"]
+
+    assert drawn(None) == {
+        "step": 5, "kinds": ["all_gather", "all_to_all"], "bytes": [None, 8], "arrivals_ns": [[0, 30], [70, 50]],
+        "ends_ns": [34, 75], "left_out": 0,
+    }  # fmt: skip
+    assert drawn(4)["arrivals_ns"] == [[20, 0]]
+    assert drawn(99) is None
+    assert ranks_json(ranks(), None, late, [])["drawn"] is None
 
 
 def test_the_slowest_rank_is_the_one_that_others_wait_for_longest() -> None:

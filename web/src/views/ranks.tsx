@@ -3,7 +3,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, duration, sentence, short } from "../format";
 import { useDocument } from "../document";
-import type { Exchange, Ranks as Document } from "../documents";
+import type { Ranks as Document } from "../documents";
 import type { Session } from "../schema";
 import { causeOf } from "../parts/causes";
 import { Empty, Shown } from "../parts/controls";
@@ -13,6 +13,7 @@ import { Table, type Column } from "../parts/table";
 import { change, parameter } from "../state";
 import { theme } from "../theme";
 import { usePolled } from "../polled";
+import { Exchanges } from "./exchanges";
 import { binned, cellOf, extent, firstOf, mean } from "./heat";
 import "../parts/further.css";
 import "./ranks.css";
@@ -27,7 +28,8 @@ const WIDEST = 120; // cell
 
 export function Ranks() {
   const cause = parameter("ranks-cause");
-  const ranks = usePolled("ranks", cause ? { cause } : {}, ({ read, of }) => read < of);
+  const step = parameter("ranks-step");
+  const ranks = usePolled("ranks", { ...(cause ? { cause } : {}), ...(step ? { step } : {}) }, ({ read, of }) => read < of);
   return (
     <Shown of={ranks} height={640}>
       {(document) => <All document={document} isOld={ranks.isOld} />}
@@ -97,7 +99,7 @@ function All({ document, isOld }: { document: Document; isOld: boolean }) {
       {steps.length > 0 && <Heat document={document} word={word} onOpen={(place) => openRank(document, place)} />}
       {!steps.length && !isReading && <Empty title="No complete steps were found.">The heat map needs steps that are marked or repeat; a rank opens from the table.</Empty>}
       {ranks.length > 0 && <RankTable document={document} word={word} />}
-      {document.exchanges.length > 0 && <ExchangeTable document={document} />}
+      <Exchanges document={document} />
     </div>
   );
 }
@@ -267,27 +269,6 @@ interface RankRow {
   figure_ns: number | null;
   most_ns: number | null;
   slowest: number;
-}
-
-const EXCHANGES: Column<Exchange>[] = [
-  { name: "kind", title: "Exchange", value: (row) => row.kind },
-  { name: "bytes", title: "Message", value: (row) => row.bytes, isNumber: true, width: 110, spare: 2, tip: "Of one rank" },
-  { name: "per_step", title: "A step", value: (row) => row.per_step, isNumber: true, width: 90 },
-  { name: "wait_ns", title: "Waiting", value: (row) => row.wait_ns, isNumber: true, width: 120, tip: "For the last rank, a step, in the mean of all ranks" },
-  { name: "transfer_ns", title: "Transfer", value: (row) => row.transfer_ns, isNumber: true, width: 120, tip: "From the last rank's arrival to the end, a step" },
-  { name: "bus_gb_per_s", title: "GB/s", value: (row) => row.bus_gb_per_s, isNumber: true, width: 90, spare: 1, tip: "On each link during transfers, as nccl-tests counts" },
-  { name: "last", title: "Most often last", value: (row) => row.last, width: 150, spare: 3 },
-  { name: "last_share", title: "How often", value: (row) => row.last_share, isNumber: true, width: 110, spare: 4 },
-];
-
-function ExchangeTable({ document }: { document: Document }) {
-  return (
-    <section class="stack">
-      <h3>What all ranks exchange</h3>
-      <Table name="exchanges" label="exchanges" columns={EXCHANGES} rows={document.exchanges} sort="-wait_ns" />
-      <p class="small muted">{document.clocks}</p>
-    </section>
-  );
 }
 
 function RankTable({ document, word }: { document: Document; word: string }) {

@@ -469,7 +469,7 @@ def add_record_flags(group: argparse._ActionsContainer) -> None:
     """Add a pair such as --shapes and --no-shapes for each field of `RecordOptions`."""
     for option in fields(RecordOptions):
         help = f"{_RECORDED[option.name]} (default: {'yes' if option.default else 'no'})"
-        add_switch(group, f"--{option.name}", help, default=option.default)
+        add_switch(group, f"--{option.name}", help, default=bool(option.default))
 
 
 def add_switch(parser: argparse._ActionsContainer, name: str, help: str, *, default: bool) -> None:

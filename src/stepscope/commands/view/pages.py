@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from stepscope.commands.read.diagnose import MOST_ROWS
-from stepscope.commands.read.documents import MAKERS, OpenTrace, available, session_of
+from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
@@ -227,7 +227,8 @@ class Ranks:
             raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
         late, titles, together = self._together([each.record for each in known])
         steps = [each.steps for each in known]
-        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of, together)
+        step = number(options, "step")
+        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of, together, step)
 
     def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str], Exchanges]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
@@ -341,7 +342,7 @@ class Page:
     def options(self, name: str) -> tuple[str, ...]:
         """Options of an address that the document of this name heeds."""
         if name == "ranks":
-            return (*_SCOPE, "cause")
+            return (*_SCOPE, "cause", "step")
         made = CHOICES.get(name) or MAKERS.get(name)
         return _SCOPE if made is None else (*_SCOPE, *made.options)
 

@@ -233,7 +233,9 @@ class ProcessTree:
         idle = times.idle + getattr(times, "iowait", 0.0)
         # User time already includes guest time.
         whole = sum(times) - getattr(times, "guest", 0.0) - getattr(times, "guest_nice", 0.0)
-        return self._ratio(_machine("cpu_share", "share"), whole - idle, whole)
+        shares = self._ratio(_machine("cpu_share", "share"), whole - idle, whole)
+        # Where nothing was idle, rounding goes beyond 1.
+        return [(series, None if share is None else min(share, 1.0)) for series, share in shares]
 
     def _memory(self, now_ns: int) -> Values:
         memory, swap = self._psutil.virtual_memory(), self._psutil.swap_memory()
