@@ -114,6 +114,11 @@ def test_a_program_on_standard_input_diagnoses_ranks(folder: Path) -> None:
     assert len(json.loads(target.read_text())["ranks"]) == RANKS
 
 
+def test_ranks_are_read_without_standard_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as after <&-
+    assert len(report(folder)["ranks"]) == RANKS
+
+
 def test_only_new_ranks_are_worth_processes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report(folder)
     started: list[Any] = []

@@ -223,7 +223,7 @@ def kept_summary(place: Path, path: str) -> RankSummary | None:
         return None
     try:
         found = msgspec.msgpack.decode(memoryview(data)[_DIGEST:], type=RankSummary, dec_hook=_decoded)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, pl.exceptions.PolarsError, pl.exceptions.PanicException, RecursionError):
         return None
     with contextlib.suppress(OSError):  # the newest are kept longest
         os.utime(place)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -60,6 +62,17 @@ def test_a_damaged_summary_is_none(tmp_path: Path, cut: int) -> None:
     place = tmp_path / "kept"
     keep_summary(place, summaries(100)[0])
     place.write_bytes(place.read_bytes()[:cut])
+    assert kept_summary(place, "trace.json") is None
+
+
+@pytest.mark.parametrize("table", [b"", b"no table", 5, None])
+def test_a_summary_with_another_kind_of_table_is_none(tmp_path: Path, table: object) -> None:
+    place = tmp_path / "kept"
+    keep_summary(place, summaries(100)[0])
+    content = msgspec.msgpack.decode(place.read_bytes()[32:])
+    content["record"]["collectives"]["table"] = table
+    data = msgspec.msgpack.encode(content)
+    place.write_bytes(hashlib.sha256(data).digest() + data)
     assert kept_summary(place, "trace.json") is None
 
 
