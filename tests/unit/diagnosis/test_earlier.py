@@ -194,7 +194,7 @@ def test_numbers_of_numpy_are_kept_as_plain_ones() -> None:
     first = View(sample()).earlier
     first.value("numbers", lambda: value)
     first.keep()
-    again = View(sample()).earlier.value("numbers", dict)
+    again: dict[str, Any] = View(sample()).earlier.value("numbers", dict)
     assert again == value
     assert type(again["a"]) is float
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stepscope.commands.record import attach
 from stepscope.commands.view.command import COMMAND
 from stepscope.commands.view.pages import Job, Page
 from stepscope.commands.view.runs import Runs
+from stepscope.diagnosis.rank_summary import RankSummary
 from stepscope.errors import AgentError, UnreadableTraceError, UsageError
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
@@ -191,3 +193,22 @@ def test_ranks_that_were_diagnosed_are_shown_without_their_traces(
     assert (shown["cause"], shown["of"]) == ("late", 6)
     assert (tried, len(shown["unreadable"])) == (["rank4.json.gz"], 1)
     assert all(ns == 400_000 for ns in shown["ns"][1])
+
+
+def test_a_rank_whose_process_ends_is_named_and_the_others_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_processes(work: object, files: list[Path], **_: object) -> Iterator[tuple[Path, RankSummary | str | None]]:
+        yield files[0], None
+        yield from ((file, job.summary(file)) for file in files[1:])
+
+    write_ranks(tmp_path, 5, late=lambda step: 1)
+    arguments = COMMAND.parsed([str(tmp_path)])
+    job = Job(arguments, str(tmp_path))
+    monkeypatch.setitem(vars(sys.modules[Job.__module__]), "in_processes", in_processes)
+    shown = job.ranks.document({})
+    while shown["read"] < shown["of"]:
+        shown = job.ranks.document({})
+    assert [rank["rank"] for rank in shown["ranks"]] == [1, 2, 3, 4]
+    [sentence] = shown["unreadable"]
+    assert "rank0" in sentence
