@@ -42,6 +42,7 @@ from stepscope.compare.trace_record import (
     merged_settings,
     trace_record,
 )
+from stepscope.diagnosis.view import View
 from stepscope.trace import Trace, TraceWarning
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
@@ -188,6 +189,7 @@ class Comparison:
         settings: name, before, after of settings that differ.
         is_unprofiled: whether `samples` are steps that ran without the profiler, instead of those in the traces.
         notes: caveats, one sentence each.
+        disturbed: those of them that come first, about a recording on a busy machine.
         energies: energies measured by counters on both sides.
     """
 
@@ -205,6 +207,7 @@ class Comparison:
     settings: pl.DataFrame
     is_unprofiled: bool = False
     notes: tuple[str, ...] = ()
+    disturbed: tuple[str, ...] = ()
     energies: tuple[EnergyComparison, ...] = ()
     kernel_changes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict(CHANGE_SCHEMA)))
 
@@ -383,6 +386,7 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
     differences = (samples.change or 0.0, theirs.step_ns / ours.step_ns - 1 if ours.step_ns else 0.0)
     if is_unprofiled and contradict(samples, *differences):
         samples = replace(samples, verdict="contradictory")
+    disturbed = tuple(_disturbed(ours, theirs))
     remarks = notes(ours, theirs, basis=basis, samples=samples, is_unprofiled=is_unprofiled, unknown=unknown)
     return Comparison(
         before=ours,
@@ -393,10 +397,22 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         settings=different_settings(before.settings, after.settings),
         is_unprofiled=is_unprofiled,
         energies=compared_energies(before.side.energies, after.side.energies, confidence),
-        notes=tuple(remarks),
+        notes=(*disturbed, *remarks),
+        disturbed=disturbed,
         kernel_changes=kernel_changes(*without_unknown(per_step[0], per_step[1], _MODULE_AND_SHAPES)[:2]),
         **shown,
     )
+
+
+def _disturbed(ours: SideSummary, theirs: SideSummary) -> Iterator[str]:
+    """Which side was recorded on a busy machine, whose difference may be that of the machine."""
+    for word, side in (("before", ours), ("after", theirs)):
+        contention = View(side.trace).contention
+        if contention is not None:
+            yield (
+                f"The machine was busy {word}: for {contention.share:.0%} of the recorded steps' time their thread "
+                "waited for a processor. The difference may be that: record both while it is quiet."
+            )
 
 
 _OPPOSITE: Final = 0.01

@@ -395,6 +395,7 @@ class PredictedSteps:
     predictions: tuple[StepPrediction, ...]
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
     unreadable: tuple[Unreadable, ...] = ()  # files of other ranks, which are missing
+    unrecorded_ns: int | None = None  # a step of the same run that was not recorded; None where unknown
 
 
 def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) -> PredictedSteps:
@@ -409,8 +410,10 @@ def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) ->
         raise UsageError("the trace contains nothing that takes time: there is nothing to predict")
     predictions = [predictor.on(target) for target in targets]
     busy = predictor.replays.measured_device_ns / max(predictor.measured_ns, 1.0)
+    unrecorded = trace.metadata.unrecorded
     return PredictedSteps(
         path=trace.metadata.path,
+        unrecorded_ns=None if unrecorded is None else unrecorded.step_ns,
         format=trace.metadata.format,
         stepped=experiment.steps.height > 0,
         step_count=experiment.step_count,

@@ -91,10 +91,12 @@ def _summary(comparison: Comparison, only_why: bool) -> Iterator[Block]:
     samples, sides = comparison.samples, (comparison.before, comparison.after)
     yield Facts(tuple(zip(("Before", "After"), map(side_sentence, sides), strict=True)))
     yield from () if only_why else (Text(verdict_sentence(samples), f"headline {samples.verdict.split(' ')[0]}"),)
+    yield from texts(*comparison.disturbed, style="strong")
     yield from texts(" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))]), style="where")
     if not only_why:
         yield Table(sample_table(samples, (sides[0].name, sides[1].name), comparison.energies), only="markdown")
-    notes = (*([] if only_why else [*detectable_sentences(samples), *samples.caveats]), *comparison.notes)
+    kept = comparison.notes[len(comparison.disturbed) :]
+    notes = (*([] if only_why else [*detectable_sentences(samples), *samples.caveats]), *kept)
     yield from section_if("To keep in mind", *([Items(notes, "keep muted")] if notes else []), folded=True)
 
 

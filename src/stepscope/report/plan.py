@@ -338,10 +338,10 @@ def range_words(values: tuple[float, float] | None, unit: str) -> str:
 
 
 def price_words(machine: Machine, plan: Plan) -> str:
-    """The hourly price and its age, such as "$0.18, 13 days" or "$4.21, 626 days, old"."""
+    """The hourly price and its age, such as "$0.18, 13 days old" or "$4.21, 626 days old: check it"."""
     days = machine.price.age_days(plan.today)
-    words = "today" if days <= 0 else "1 day" if days == 1 else f"{count(days)} days"
-    return f"{dollars(machine.usd_h)}, {words}{', old' if machine.price.is_old(plan.today) else ''}"
+    words = "today's" if days <= 0 else "1 day old" if days == 1 else f"{count(days)} days old"
+    return f"{dollars(machine.usd_h)}, {words}{': check it' if machine.price.is_old(plan.today) else ''}"
 
 
 def seen_words(machine: Machine, plan: Plan) -> str:

@@ -58,6 +58,10 @@ def predict_document(answer: PredictedSteps, scaled: Sequence[Block] = (), *, to
     return Document("prediction", blocks)
 
 
+_SLOWED: Final = 0.9
+"""What an unrecorded step takes of a recorded one, at most, if recording is said to have lengthened it."""
+
+
 def missing_section(unreadable: Sequence[Unreadable]) -> Iterator[Section]:
     """Which other ranks are missing, and why."""
     items = _items(iter(unreadable_sentences(unreadable)))
@@ -169,6 +173,11 @@ def _head(answer: PredictedSteps) -> Iterator[str]:
     if answer.busy_share is not None:
         busy = f"; the device works {share(answer.busy_share)} of it"
     yield f"{file_name(answer.path)}: {took}{busy}."
+    if answer.unrecorded_ns and answer.unrecorded_ns < _SLOWED * answer.measured_ns:
+        yield (
+            f"Recording lengthened these steps: others of the same run take {duration(answer.unrecorded_ns)}. The "
+            "times below hold that, and show too large a gain where it is in the device's waits."
+        )
     if answer.devices > 1:
         yield f"The trace shows {count(answer.devices)} devices; the busiest counts."
     if answer.why_not is not None:

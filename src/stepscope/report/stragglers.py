@@ -59,7 +59,7 @@ def stragglers_document(path: str, found: Stragglers) -> Document:
         blocks.append(Section("Why, and what to change", (Items(tuple(told)),)))
     shares = pl.DataFrame(
         [
-            (_NAMES[cause], part, round(part * (found.step_s - found.usual_s) * 1e9))
+            (_NAMES[cause], min(max(part, 0.0), 1.0), round(part * (found.step_s - found.usual_s) * 1e9))
             for cause, part in found.shares.items()
         ],
         schema={"if_only_these_were_as_usual": pl.String, "of_the_lost_time_share": pl.Float64, "saved_ns": pl.Int64},

@@ -69,11 +69,22 @@ def headline(diagnosis: Diagnosis) -> str:
     if diagnosis.metadata.format == "torch_snapshot":
         return "A memory snapshot: it shows what memory was used for, but no times."
     if device is None:
-        return f"No device was recorded; {step}{_host_clause(diagnosis.host)}."
+        missing = (
+            "No work of a device is in what is left of the file" if _is_cut(diagnosis) else "No device was recorded"
+        )
+        return f"{missing}; {step}{_host_clause(diagnosis.host)}."
     idle = f"{_over(diagnosis)}busy {share(_busy_share(device))}, idle {share(idle_share(device))}"
     _, times, _ = diagnosis.shown
     cause = _biggest(times.filter(pl.col("device") == device.device))
     return f"{_device_name(diagnosis, device)}: {step}, {idle}" + (f"; biggest cause: {cause}." if cause else ".")
+
+
+_CUT: Final = "The file is cut off: this is about the part before, and what came later is missing."
+
+
+def _is_cut(diagnosis: Diagnosis) -> bool:
+    kinds = {warning.kind.partition(":")[0] for warning in diagnosis.warnings}
+    return not kinds.isdisjoint(("truncated", "compressed_data"))
 
 
 def _over(diagnosis: Diagnosis) -> str:
@@ -95,8 +106,9 @@ def contention_sentence(contention: Contention) -> str:
 
 
 def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
-    """What belongs to no typical step: contention, one-off work, outliers, and a backlog of earlier work."""
-    found = [contention_sentence(diagnosis.contention)] if diagnosis.contention is not None else []
+    """What to know first: that the file is cut off, contention, one-off work, outliers, and earlier work."""
+    found = [_CUT] if _is_cut(diagnosis) else []
+    found += [contention_sentence(diagnosis.contention)] if diagnosis.contention is not None else []
     found += (
         [_aside_sentence(diagnosis.serving)] if diagnosis.serving is not None and diagnosis.serving.put_aside else []
     )

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from stepscope.compare.comparison import compare_traces
 from stepscope.diagnosis.diagnosis import diagnose
 from stepscope.diagnosis.finding import Confidence, Finding
 from stepscope.diagnosis.recording_costs import (
@@ -23,10 +24,12 @@ from stepscope.diagnosis.recording_costs import (
 from stepscope.diagnosis.rule import Answers, Found, Limits, Remedy, Rule, Threshold
 from stepscope.diagnosis.view import View
 from stepscope.readers import unrecorded_steps, with_unrecorded_steps
+from stepscope.report.comparison import comparison_document
 from stepscope.report.diagnosis import TraceReport, json_report
+from stepscope.report.text import text_of
 from stepscope.report.words import exceptional_sentences, headline
 from stepscope.trace import Metadata, Trace
-from stepscope.trace.metadata import UnrecordedSteps
+from stepscope.trace.metadata import TraceWarning, UnrecordedSteps
 from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts, StepFacts
 from stepscope.whatif import Change
 from stepscope.whatif.changes import scaled_cause, scaled_operators
@@ -352,3 +355,24 @@ def test_a_saving_below_the_time_that_was_counted_says_why() -> None:
 
     assert finding.saving_ns_per_step == 300 * US
     assert finding.saving_basis != "time counted"
+
+
+def test_a_comparison_names_the_side_whose_machine_was_busy_before_anything_else() -> None:
+    disturbed = compare_traces([busy()], [recorded(None)])
+    first = text_of(comparison_document([disturbed]), width=100).split("What the difference")[0]
+    assert [sentence.split(":")[0] for sentence in disturbed.disturbed] == ["The machine was busy before"]
+    assert "50%" in disturbed.disturbed[0]
+    assert " ".join(disturbed.disturbed[0].split()) in " ".join(first.split())
+    assert compare_traces([recorded(None)], [recorded(None)]).disturbed == ()
+
+
+def test_a_file_that_is_cut_off_is_said_first() -> None:
+    whole = recorded(None)
+    cut = replace(whole, warnings=(TraceWarning("truncated", 1, "the file is truncated"),))
+    packed = replace(whole, warnings=(TraceWarning("compressed_data:ends early", 1, "it ends early"),))
+    for trace in (cut, packed):
+        diagnosis = diagnose(trace)
+        assert "cut off" in exceptional_sentences(diagnosis)[0]
+        assert not headline(diagnosis).startswith("No device was recorded")
+    assert headline(diagnose(whole)).startswith("No device was recorded")
+    assert not any("cut off" in sentence for sentence in exceptional_sentences(diagnose(whole)))

@@ -309,7 +309,7 @@ def test_old_prices_are_marked() -> None:
     old = machine(8, 10)
     plan = plan_of([replace(old, price=replace(old.price, as_of=date(2025, 3, 6)))])
     text = text_of(plan_document(plan), width=120, top=0)
-    assert "$1.25, 626 days, old" in text
+    assert "$1.25, 626 days old: check it" in text
     assert "The price is more than 90 days old" in text
 
 

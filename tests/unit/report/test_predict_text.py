@@ -63,6 +63,17 @@ def answer(*predictions: StepPrediction, **more: Any) -> PredictedSteps:
 REFUSED = "for 60% of the device's time there is no model for the T4: no step time is given"
 
 
+def test_steps_that_recording_lengthened_are_said_to_be() -> None:
+    slowed = " ".join(
+        text_of(predict_document(answer(predicted("H100-SXM"), unrecorded_ns=20 * MS)), width=100).split()
+    )
+    assert "others of the same run take 20.0 ms" in slowed
+    for same in (49 * MS, None):
+        assert "lengthened" not in text_of(
+            predict_document(answer(predicted("H100-SXM"), unrecorded_ns=same)), width=100
+        )
+
+
 def test_the_whole_answer() -> None:
     text = text_of(
         predict_document(

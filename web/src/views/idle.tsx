@@ -111,5 +111,5 @@ const placesOf = ({ names, idle }: Links): Place[] =>
 function topLines(links: Links): Map<string, string> {
   const top = new Map<string, Place>();
   for (const place of placesOf(links)) if (place.ns > (top.get(place.cause)?.ns ?? 0)) top.set(place.cause, place);
-  return new Map([...top].map(([cause, { line }]) => [cause, line]));
+  return new Map([...top].map(([cause, { line }]) => [cause, line.split("/").at(-1)!]));
 }
