@@ -49,6 +49,8 @@ def said_of(path: Path) -> Said:
 
 def said_in(report: Mapping[str, Any]) -> Said:
     """What a JSON report says; of ranks, the findings of all, the longest saved time first."""
+    if "job" in report:
+        return _of_job(report["job"])
     if "ranks" not in report:
         return _of_one(report)
     ranks = [_of_one(rank) for rank in report["ranks"]]
@@ -58,6 +60,13 @@ def said_in(report: Mapping[str, Any]) -> Said:
         busy=[share for rank in ranks for share in rank.busy],
         notes=[note for rank in ranks for note in rank.notes],
     )
+
+
+def _of_job(job: Mapping[str, Any]) -> Said:
+    """What is said of a log of all ranks' operations: its causes, each with its part of the lost time."""
+    lost = (job["step_ns"] - job["usual_ns"]) / job["step_ns"]
+    causes = [Finding(cause, job["headline"], [], min(job["shares"][cause], 1.0) * lost) for cause in job["causes"]]
+    return Said(causes, step_ms=job["step_ns"] / 1e6)
 
 
 def _of_one(report: Mapping[str, Any]) -> Said:

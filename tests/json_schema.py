@@ -389,7 +389,7 @@ class Predict(
     predictions: list[Prediction]
     unreadable: list[diagnosis.Unreadable]
     sentences: list[Prose]
-    scaling: list[Scaling]
+    scaling: NotRequired[list[Scaling]]
 
 
 class PlannedTrace(_part(prediction.PredictedSteps, "path", "format", "device", "why_not", "warnings")):

@@ -46,7 +46,14 @@ class Page:
             time.sleep(0.05)
 
     def script(self, expression: str) -> Any:
-        return self.browser.script(expression)
+        """The value of an expression, asked again if the page was loaded anew meanwhile."""
+        try:
+            return self.browser.script(expression)
+        except AssertionError as error:
+            if "navigated" not in str(error):
+                raise
+            time.sleep(0.3)
+            return self.browser.script(expression)
 
     def text(self, selector: str) -> str:
         found: str = self.script(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")

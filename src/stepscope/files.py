@@ -229,6 +229,8 @@ def kept_limit(folder: Path) -> int | None:
         content = json.loads((folder / _LIMIT_FILE).read_bytes(), parse_int=_whole)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
     limit_bytes = content.get(_LIMIT) if isinstance(content, dict) else content
     if type(limit_bytes) is not int or (isinstance(content, dict) and content != with_checksum({_LIMIT: limit_bytes})):
         raise ValueError("it has changed since it was written")

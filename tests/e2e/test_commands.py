@@ -223,7 +223,7 @@ class TestDiagnose:
         report = run("diagnose", trace, "--rule", "step-variance", "--json", "-").json()
         assert report["steps"]["source"] == ("annotation" if annotated else "inferred")
         code = report["findings"][0]["remedy"]["code"].split()
-        assert code[:3] == ["stepscope", "diagnose", "TRACE"]
+        assert code[:3] == ["stepscope", "diagnose", str(trace)]
         outcome = run("diagnose", trace, *code[3:])
         assert (outcome.code, outcome.err) == (0, "")
 

@@ -65,7 +65,8 @@ def json_report(diagnosis: Diagnosis) -> Any:
 def written(report: dict[str, Any]) -> Any:
     """What a program reads of a report, which is as the published schema says."""
     document = json.loads(json_bytes(report))
-    assert wrong_in(document) == []
+    wrong = wrong_in(document)
+    assert wrong == [], wrong
     return document
 
 
