@@ -35,11 +35,7 @@ OF_A_TRACE = (
     ("batch-size", "TRACE", "TRACE", "--batch", "8,16", "--format", "json"),
 )
 PUBLIC = (
-    *(
-        "kineto/v100_resnet50_workers0.json.gz",
-        "kineto/mi300x_vllm_graph_decode.json.gz",
-        "kineto/a100_ddp_rank3of8.json.gz",
-    ),
+    *("kineto/v100_resnet50_workers0.json.gz", "kineto/mi300x_vllm_graph_decode.json.gz"),
     *("kineto/cpu_ddp_gloo", "xplane/tpu_x4_inference.xplane.pb", "nsys/two_gpu_before.sqlite"),
 )
 
