@@ -63,9 +63,11 @@ def said_in(report: Mapping[str, Any]) -> Said:
 
 
 def _of_job(job: Mapping[str, Any]) -> Said:
-    """What is said of a log of all ranks' operations: its causes, each with its part of the lost time."""
+    """What is said of a log of all ranks' operations: its causes, whom others wait for, and their part of the step."""
     lost = (job["step_ns"] - job["usual_ns"]) / job["step_ns"]
-    causes = [Finding(cause, job["headline"], [], min(job["shares"][cause], 1.0) * lost) for cause in job["causes"]]
+    causes = [
+        Finding("late-rank", job["headline"], [], min(job["shares"][cause], 1.0) * lost) for cause in job["causes"]
+    ]
     return Said(causes, step_ms=job["step_ns"] / 1e6)
 
 
