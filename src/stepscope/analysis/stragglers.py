@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -47,15 +48,19 @@ class Operation(NamedTuple):
     stage: int
 
 
+Chosen: TypeAlias = Callable[[Operation], "bool | npt.NDArray[np.bool_]"]
+"""Which data-parallel ranks of an operation are meant: an array of shape (ranks,), or all or none of them."""
+
+
 @dataclass(frozen=True)
 class Durations:
     """How long each operation computes, or transfers once all have come: arrays of shape (steps, ranks)."""
 
     of: dict[Operation, Times]
 
-    def mixed(self, other: Durations, chosen: Callable[[int], npt.NDArray[np.bool_]]) -> Durations:
-        """Those of `other` for the data-parallel ranks that are chosen at an operation's stage, else these."""
-        return Durations({each: np.where(chosen(each.stage), other.of[each], own) for each, own in self.of.items()})
+    def mixed(self, other: Durations, chosen: Chosen) -> Durations:
+        """Those of `other` for the data-parallel ranks of an operation that are chosen, else these."""
+        return Durations({each: np.where(chosen(each), other.of[each], own) for each, own in self.of.items()})
 
 
 class Job:
@@ -184,13 +189,13 @@ class Job:
     def _link_end(self, stage: int, last: Operation) -> None:
         """What follows the last computation, in order."""
         scatters = [_operation(row) for row in self._of(stage, SCATTER)]
-        after, order = [last], [NORMS, EMBEDDING]
+        after = [last]
         late = [Operation(kind, 0, stage) for kind in (CLIP, OPTIMIZER)]
         collection = Operation(COLLECTION, 0, stage)
         if collection in self.start:
             self._after[collection].append(last)
             after = [collection]
-        middle = [Operation(kind, 0, stage) for kind in order]
+        middle = [Operation(kind, 0, stage) for kind in (NORMS, EMBEDDING)]
         if self._is_overlapped:
             after += scatters[-1:]
             middle.append(Operation(SEPARATE, 0, stage))
@@ -206,23 +211,10 @@ class Job:
         group_of = {each: group for group in self._together for each in group}
         nodes = list(dict.fromkeys(group_of.get(each, (each,)) for each in self.start))
         waits = {node: {group_of.get(one, (one,)) for each in node for one in self._after[each]} for node in nodes}
-        followers: dict[tuple[Operation, ...], list[tuple[Operation, ...]]] = defaultdict(list)
-        for node, before in waits.items():
-            for one in before:
-                followers[one].append(node)
-        left = {node: len(before) for node, before in waits.items()}
-        ready = [node for node in nodes if not left[node]]
-        order = []
-        while ready:
-            node = ready.pop()
-            order.append(node)
-            for each in followers[node]:
-                left[each] -= 1
-                if not left[each]:
-                    ready.append(each)
-        if len(order) < len(nodes):
-            raise UnreadableTraceError("the logged operations wait for each other in a circle")
-        return order
+        try:
+            return list(TopologicalSorter(waits).static_order())
+        except CycleError as error:
+            raise UnreadableTraceError("the logged operations wait for each other in a circle") from error
 
     def _is_exchange(self, node: tuple[Operation, ...]) -> bool:
         return node[0].type in (*PIPELINE, EMBEDDING, CLIP) or node[0].type in DATA_PARALLEL
@@ -253,6 +245,18 @@ class Job:
         typical = {kind: float(np.median(np.concatenate(all_)) if kind in _EXCHANGES else np.mean(np.concatenate(all_)))
                    for kind, all_ in by_type.items()}  # fmt: skip
         return Durations({each: np.full_like(length, typical[each.type]) for each, length in self.logged.of.items()})
+
+    @cached_property
+    def _means(self) -> dict[tuple[str, int], Times]:
+        alike: dict[tuple[str, int], list[Times]] = defaultdict(list)
+        for each, length in self.logged.of.items():
+            alike[each.type, each.stage].append(length)
+        return {key: np.mean(lengths, axis=(0, 1)) for key, lengths in alike.items()}
+
+    def mean_of_worker(self, operation: Operation) -> Times:
+        """The mean over steps and micro-batches of a worker's operations of this type, for each data-parallel rank."""
+        mean = self._means[operation.type, operation.stage]
+        return np.broadcast_to(mean, self.logged.of[operation].shape)
 
     def step_times(self, durations: Durations) -> Times:
         """The time of each step with these durations, seconds, shape (steps,); nothing else delays an operation."""
@@ -344,20 +348,23 @@ def stragglers(log: pl.DataFrame) -> Stragglers:
     step_s, usual_s = (float(job.step_times(each).mean()) for each in (logged, usual))
     if step_s <= 0 or usual_s <= 0:
         raise UnreadableTraceError("the logged operations take no time")
-    ranks, everyone = np.arange(len(job.ranks)), np.ones(len(job.ranks), np.bool_)
+    ranks = np.arange(len(job.ranks))
 
-    def slowed_by(chosen: Callable[[int], npt.NDArray[np.bool_]]) -> float:
+    def slowed_by(chosen: Chosen) -> float:
         return float(job.step_times(usual.mixed(logged, chosen)).mean()) / usual_s
 
     def saved_without(durations: Durations) -> float:
         lost = step_s - usual_s
         return (step_s - float(job.step_times(durations).mean())) / lost if lost > 0 else 0.0
 
-    def is_stage(one: int) -> Callable[[int], npt.NDArray[np.bool_]]:
-        return lambda stage: everyone & (stage == one)
+    def is_stage(one: int) -> Chosen:
+        return lambda each: each.stage == one
 
-    def is_rank(place: int) -> Callable[[int], npt.NDArray[np.bool_]]:
-        return lambda stage: ranks == place
+    def is_rank(place: int) -> Chosen:
+        return lambda each: ranks == place
+
+    def is_type(kind: str) -> Chosen:
+        return lambda each: each.type == kind
 
     by_rank = [slowed_by(is_rank(place)) for place in ranks.tolist()]
     by_stage = [slowed_by(is_stage(stage)) for stage in range(job.stages)]
@@ -367,26 +374,20 @@ def stragglers(log: pl.DataFrame) -> Stragglers:
                 for stage in range(job.stages)}  # fmt: skip
     correlation, spread = _within_workers(job)
     evened = Durations(
-        {each: _mean_of_worker(job, each) if each.type in COMPUTE else length for each, length in logged.of.items()}
+        {each: job.mean_of_worker(each) if each.type in COMPUTE else length for each, length in logged.of.items()}
     )
-    collected = Durations({each: usual.of[each] if each.type == COLLECTION else own for each, own in logged.of.items()})
     batches: Cause = "sequences" if correlation is not None and correlation >= _CORRELATED else "micro_batches"
     shares: dict[Cause, float] = {
-        "workers": saved_without(logged.mixed(usual, are_slow.__getitem__)),
+        "workers": saved_without(logged.mixed(usual, lambda each: are_slow[each.stage])),
         "last_stage": saved_without(logged.mixed(usual, is_stage(job.stages - 1))),
         batches: saved_without(evened),
-        "garbage_collection": saved_without(collected),
+        "garbage_collection": saved_without(logged.mixed(usual, is_type(COLLECTION))),
     }
     if job.stages < 2:
         del shares["last_stage"]
     if len(workers) < 2:
         del shares["workers"]
-    kinds = sorted({each.type for each in logged.of})
-    types = {
-        kind: float(job.step_times(Durations({each: (logged if each.type == kind else usual).of[each]
-                                              for each in logged.of})).mean()) / usual_s
-        for kind in kinds
-    }  # fmt: skip
+    types = {kind: slowed_by(is_type(kind)) for kind in sorted({each.type for each in logged.of})}
     begins = np.minimum.reduce([each.min(axis=1) for each in job.start.values()])
     ends = np.maximum.reduce([each.max(axis=1) for each in job.end.values()])
     return Stragglers(
@@ -405,8 +406,7 @@ def stragglers(log: pl.DataFrame) -> Stragglers:
 
 
 def _workers(job: Job, log: pl.DataFrame, by_rank: Sequence[float], by_stage: Sequence[float]) -> list[Worker]:
-    known = dict(zip(log.select("dp_rank", "stage").unique().iter_rows(), [0] * log.height, strict=False))
-    known |= {
+    known = {
         (rank, stage): number for rank, stage, number in log.select("dp_rank", "stage", "rank").unique().iter_rows()
     }
     lengths = {
@@ -426,20 +426,13 @@ def _workers(job: Job, log: pl.DataFrame, by_rank: Sequence[float], by_stage: Se
     return sorted(found, key=lambda each: (-each.slowdown, each.rank))
 
 
-def _mean_of_worker(job: Job, operation: Operation) -> Times:
-    """The mean over steps and micro-batches of a worker's operations of this type, for each data-parallel rank."""
-    alike = [job.logged.of[each] for each in job.start if (each.type, each.stage) == (operation.type, operation.stage)]
-    mean = np.mean(alike, axis=(0, 1))
-    return np.broadcast_to(mean, job.logged.of[operation].shape)
-
-
 def _within_workers(job: Job) -> tuple[float | None, float]:
     """Correlation of forward and backward times of the same micro-batch, and the spread of forward times."""
-    pairs = [(job.logged.of[each] - _mean_of_worker(job, each), job.logged.of[back] - _mean_of_worker(job, back))
+    pairs = [(job.logged.of[each] - job.mean_of_worker(each), job.logged.of[back] - job.mean_of_worker(back))
              for each in job.start if each.type == FORWARD
              and (back := each._replace(type=BACKWARD)) in job.start]  # fmt: skip
     forward, backward = (np.concatenate([pair[side].ravel() for pair in pairs]) for side in (0, 1))
-    means = np.concatenate([_mean_of_worker(job, each).ravel() for each in job.start if each.type == FORWARD])
+    means = np.concatenate([job.mean_of_worker(each).ravel() for each in job.start if each.type == FORWARD])
     spread = float(forward.std() / means.mean()) if means.mean() > 0 else 0.0
     if not forward.std() or not backward.std():
         return None, spread
