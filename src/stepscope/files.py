@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -82,6 +83,29 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
         if private:
             _hand_over(temporary)
         os.replace(temporary, path)
+
+
+_DIGEST: Final = 32
+
+
+def keep_sealed(path: Path, data: bytes) -> None:
+    """Write bytes behind their SHA-256 into a private folder.
+
+    Raises OSError if that is not possible.
+    """
+    private_folder(path.parent)
+    with whole_file(path, private=True) as file:
+        file.write(hashlib.sha256(data).digest() + data)
+
+
+def kept_sealed(path: Path) -> bytes | None:
+    """The bytes that `keep_sealed` wrote; None if there is no such file, or it has changed since."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    kept = data[_DIGEST:]
+    return kept if hashlib.sha256(kept).digest() == data[:_DIGEST] else None
 
 
 @contextlib.contextmanager

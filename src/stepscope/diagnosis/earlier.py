@@ -26,14 +26,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
-from stepscope.files import cache_folder, keep_newest, package_state, private_folder, whole_file
+from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import LookedUp, View
 
 _LARGEST_BYTES: Final = 32 << 20
 _MOST_BYTES: Final = 256 << 20  # of all traces together
-_DIGEST: Final = 32
 _PLAIN: Final = frozenset({
     "builtins.bool", "builtins.bytes", "builtins.complex", "builtins.float", "builtins.frozenset", "builtins.int",
     "builtins.set", "builtins.str", "collections.Counter", "collections.OrderedDict",
@@ -84,22 +83,17 @@ class Earlier:
         if len(data) > _LARGEST_BYTES:
             return
         with contextlib.suppress(OSError):
-            private_folder(self._place.parent)
-            with whole_file(self._place, private=True) as file:
-                file.write(hashlib.sha256(data).digest() + data)
+            keep_sealed(self._place, data)
             keep_newest(self._place.parent, _MOST_BYTES)
         self._is_new = False
 
     @cached_property
     def _values(self) -> dict[Hashable, Any]:
-        try:
-            data = self._place.read_bytes() if self._place is not None else b""
-        except OSError:
-            return {}
-        if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+        data = None if self._place is None else kept_sealed(self._place)
+        if data is None:
             return {}
         try:
-            found = _Plain(io.BytesIO(data[_DIGEST:])).load()
+            found = _Plain(io.BytesIO(data)).load()
         except Exception:  # noqa: BLE001 - a file that is not ours may have anything built
             return {}
         return found if isinstance(found, dict) else {}

@@ -26,7 +26,7 @@ import polars as pl
 from stepscope.analysis.communication import RankCollectives, collectives, exposed_on_host
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
-from stepscope.files import cache_folder, keep_newest, package_state, private_folder, whole_file
+from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.readers import place_among_xla_hosts
 from stepscope.readers.source_lines import variant_of
 from stepscope.trace.cache import TraceCache
@@ -36,7 +36,6 @@ BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
 _MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
-_DIGEST: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,14 +214,11 @@ def _stepscope() -> str:
 
 def kept_summary(place: Path, path: str) -> RankSummary | None:
     """The summary kept at a place, of the file that is now at `path`; None if there is none, or it is damaged."""
-    try:
-        data = place.read_bytes()
-    except OSError:
-        return None
-    if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
+    data = kept_sealed(place)
+    if data is None:
         return None
     try:
-        found = msgspec.msgpack.decode(memoryview(data)[_DIGEST:], type=RankSummary, dec_hook=_decoded)
+        found = msgspec.msgpack.decode(data, type=RankSummary, dec_hook=_decoded)
     except (msgspec.MsgspecError, pl.exceptions.PolarsError, pl.exceptions.PanicException, RecursionError):
         return None
     with contextlib.suppress(OSError):  # the newest are kept longest
@@ -234,9 +230,7 @@ def keep_summary(place: Path, summary: RankSummary) -> None:
     """Write a summary; a cache that cannot be written is left as it is."""
     data = msgspec.msgpack.encode(summary, enc_hook=_encoded)
     with contextlib.suppress(OSError):
-        private_folder(place.parent)
-        with whole_file(place, private=True) as file:
-            file.write(hashlib.sha256(data).digest() + data)
+        keep_sealed(place, data)
         if place.name.startswith("0"):  # now and then, as it looks at all of them
             keep_newest(place.parent, _MOST_BYTES)
 

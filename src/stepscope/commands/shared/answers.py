@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from stepscope import __version__
 from stepscope.commands.shared import output
-from stepscope.files import LIBRARIES, PACKAGE, cache_folder, keep_newest, package_state, private_folder, whole_file
+from stepscope.files import LIBRARIES, PACKAGE, cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 
 PREFIXES: Final = ("STEPSCOPE_", "PYTORCH_", "POLARS_", "PYTHON", "LC_", "XDG_", "CUDA_", "PT_")
 NAMES: Final = ("COLUMNS", "HOME", "LANG", "LOGNAME", "NO_COLOR", "TERM", "TMPDIR", "TZ", "USER", "LOCAL_WORLD_SIZE")
@@ -38,7 +38,6 @@ _MOST_BYTES: Final = 256 << 20  # of all answers together
 _MOST_CHECKS: Final = 20_000
 _SETTLED_NS: Final = 2_000_000_000
 """A file that changed this recently may change again without a new time."""
-_DIGEST: Final = 32
 _OPENED, _LISTED, _LOOKED_FOR = range(3)
 _ELSEWHERE: Final = ("/proc/", "/sys/", "/dev/")
 _Check = tuple[int, str, tuple[int, ...]]
@@ -305,13 +304,10 @@ class _CopiedBytes:
 
 def _kept(place: Path) -> _Answer | None:
     """The answer in a file, if nothing that it depends on has changed."""
-    try:
-        data = place.read_bytes()
-    except OSError:
+    data = kept_sealed(place)
+    if data is None:
         return None
-    if hashlib.sha256(data[_DIGEST:]).digest() != data[:_DIGEST]:
-        return None
-    answer = _Answer.unpacked(data[_DIGEST:])
+    answer = _Answer.unpacked(data)
     return answer if all(_state(kind, path) == state for kind, path, state in answer.checks) else None
 
 
@@ -328,7 +324,5 @@ def _keep(place: Path, answer: _Answer) -> None:
     if len(data) > _LARGEST_BYTES:
         return
     with contextlib.suppress(OSError):
-        private_folder(place.parent)
-        with whole_file(place, private=True) as file:
-            file.write(hashlib.sha256(data).digest() + data)
+        keep_sealed(place, data)
         keep_newest(place.parent, _MOST_BYTES)
