@@ -151,3 +151,17 @@ def _findings_say_what_they_show(monkeypatch: pytest.MonkeyPatch) -> None:
         return finding
 
     monkeypatch.setattr(Rule, "_finding", checked)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The rules that this process asked."""
+    found: list[str] = []
+    ask = Rule.ask
+
+    def noted(rule: Rule, view: View) -> Any:
+        found.append(rule.id)
+        return ask(rule, view)
+
+    monkeypatch.setattr(Rule, "ask", noted)
+    return found

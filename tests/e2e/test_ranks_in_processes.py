@@ -15,7 +15,6 @@ import pytest
 from stepscope.commands import main
 from stepscope.commands.read import diagnose
 from stepscope.commands.shared import processes
-from stepscope.diagnosis.rule import Rule
 from tests.simulator.ranks import write_ranks
 
 RANKS = 6
@@ -29,20 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(processes, "process_count", lambda files, spared: 2)
     write_ranks(tmp_path / "ranks", RANKS, lambda step: 3)
     return tmp_path / "ranks"
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The rules that this process asked."""
-    found: list[str] = []
-    ask = Rule.ask
-
-    def noted(rule: Rule, view: Any) -> Any:
-        found.append(rule.id)
-        return ask(rule, view)
-
-    monkeypatch.setattr(Rule, "ask", noted)
-    return found
 
 
 def report(folder: Path, *words: str) -> Any:

@@ -283,7 +283,7 @@ Cause: TypeAlias = Literal["workers", "last_stage", "sequences", "micro_batches"
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker, which is one data-parallel rank's pipeline stage.
+    """A pipeline stage of one data-parallel rank.
 
     Attributes:
         slowdown: the step over the usual one, if only this rank and stage had their own durations.

@@ -16,7 +16,6 @@ import pytest
 
 from stepscope import open_trace
 from stepscope.diagnosis import diagnose_view, earlier
-from stepscope.diagnosis.rule import Rule
 from stepscope.diagnosis.view import View
 from stepscope.report.diagnosis import json_report, trace_report
 from stepscope.report.document import compact_json
@@ -31,20 +30,6 @@ SAMPLE = Path(__file__).parents[3] / "examples/gpt2_per_token_loss_cpu.json.gz"
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The rules that were asked."""
-    found: list[str] = []
-    ask = Rule.ask
-
-    def noted(rule: Rule, view: View) -> Any:
-        found.append(rule.id)
-        return ask(rule, view)
-
-    monkeypatch.setattr(Rule, "ask", noted)
-    return found
 
 
 def sample() -> Trace:
