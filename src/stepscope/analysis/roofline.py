@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.captured import graph_calls
-from stepscope.analysis.operators import TELLING, described_work
+from stepscope.analysis.operators import described_work
 from stepscope.analysis.slow_kernels import reasons
 from stepscope.analysis.work_formulas import work_of_operators
 from stepscope.machine.devices import DevicePeaks, device_table, find_device
