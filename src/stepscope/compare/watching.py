@@ -17,6 +17,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -60,7 +61,13 @@ def cost_share(history: History) -> float | None:
 
 
 def growth_per_hour(history: History, memory: Callable[[Watched], int | None]) -> float | None:
-    """Median slope (Theil and Sen) of a memory over the recordings, in bytes per hour; None with fewer than four."""
+    """Median slope (Theil and Sen) of a memory, in bytes per hour; None with fewer than four recordings of the job.
+
+    A step number below the one before it means that the job was restarted: what came before does not count.
+    """
+    steps = [each.first_step for each in history]
+    restarts = [place + 1 for place, (one, next) in enumerate(pairwise(steps)) if one and next and next < one]
+    history = history[restarts[-1] if restarts else 0 :]
     points = [(each.unix_s, value) for each in history if (value := memory(each)) is not None]
     if len(points) < _FEWEST_FOR_GROWTH:
         return None

@@ -87,13 +87,14 @@ def alert_json(job: str, unix_s: float, event: AlertEvent) -> dict[str, Any]:
 
 
 def page_json(jobs: Mapping[str, float], shown: str, history: Sequence[Watched]) -> dict[str, Any]:
-    """The view of the page: names of all jobs with their latest time, and one's recordings."""
-    latest = next((each for each in reversed(history) if each.problem is None), None)
+    """The view of the page: all jobs with their latest time, and one's recordings, the latest in words."""
+    whole = [each for each in history if each.problem is None]
+    lines = [line_of(each) for each in (whole, history) if each]
     return {
         "jobs": [{"name": name, "unix_s": unix_s} for name, unix_s in jobs.items()],
         "shown": shown,
-        "line": line_of(history) if history else "",
-        "basis": latest.basis if latest else "device",
+        "lines": list(dict.fromkeys(lines)),
+        "basis": whole[-1].basis if whole else "device",
         "recordings": [msgspec.to_builtins(each) for each in history],
     }
 

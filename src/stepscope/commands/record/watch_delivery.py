@@ -25,6 +25,7 @@ _TIMEOUT_S: Final = 10.0
 _COMMAND_TIMEOUT_S: Final = 60.0
 _PAUSES_S: Final = (1.0, 5.0)
 """Between the tries to reach a webhook."""
+_POLL_S: Final = 0.1
 _MOST_WAITING: Final = 100
 _CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _ADDRESS: Final = re.compile(r"(?:(\[[0-9a-fA-F:.]+\]|[\w.-]*):)?(\d{1,5})", re.ASCII)
@@ -158,7 +159,9 @@ class Metrics:
         except OSError as error:
             raise UsageError(f"--metrics cannot listen at {address}: {error.strerror or error}") from error
         self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="stepscope-metrics", daemon=True).start()
+        threading.Thread(
+            target=self._server.serve_forever, args=(_POLL_S,), name="stepscope-metrics", daemon=True
+        ).start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -29,7 +29,7 @@ _COLUMNS: Final = ("time", "step", "idle", "communication", "late rank", "memory
 _END_S: Final = 15.0
 
 
-class Screen(App[None]):
+class Screen(App[None]):  # type: ignore[misc, unused-ignore]  # Textual may be absent
     """The view of one watch, whose recordings another thread makes."""
 
     CSS = """
