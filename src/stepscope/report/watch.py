@@ -77,13 +77,15 @@ def recording_json(history: History) -> dict[str, Any]:
     return stamped(
         recording=msgspec.to_builtins(history[-1]),
         cost_share=cost_share(history),
-        growth_bytes_per_hour={name: growth_per_hour(history, memory) for name, memory in MEMORIES.items()},
+        growth_bytes_per_hour={
+            name.replace(" ", "_"): growth_per_hour(history, memory) for name, memory in MEMORIES.items()
+        },
     )
 
 
 def alert_json(job: str, unix_s: float, event: AlertEvent) -> dict[str, Any]:
     """An alert as a webhook and a command get it."""
-    return {"job": job, "unix_s": unix_s, **msgspec.to_builtins(event)}
+    return stamped(job=job, unix_s=unix_s, **msgspec.to_builtins(event))
 
 
 def page_json(jobs: Mapping[str, float], shown: str, history: Sequence[Watched]) -> dict[str, Any]:

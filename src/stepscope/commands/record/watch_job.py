@@ -78,6 +78,7 @@ class Watch:
         self.ended = threading.Event()
         self._log = log
         self._last: Count | None = None
+        self._has_begun = False
         self._answered_s = time.monotonic()
         self.history = log.of(self.job, last=RECENT)
         for count in range(len(self.history)):  # alerts go on from where they were
@@ -85,7 +86,10 @@ class Watch:
                 alert.seen(self.history[: count + 1])
 
     def record(self) -> Watched | None:
-        """Record the job once, and keep what was found, a problem too; None if the job has ended."""
+        """Record the job once, and keep what was found, a problem too; None if the job has ended.
+
+        Raises UsageError if the very first time shows that the targets are a mistake.
+        """
         from stepscope.compare.watching import RECENT
         from stepscope.record.watch_log import Watched
 
@@ -94,6 +98,8 @@ class Watch:
             found = self._recorded(begun_s)
             self._answered_s = time.monotonic()
         except StepscopeError as error:
+            if isinstance(error, UsageError) and not self._has_begun:
+                raise
             self._last = None
             if isinstance(error, AgentError) and self._has_ended():
                 return None
@@ -104,6 +110,7 @@ class Watch:
             self._last = None
             write_report(error, command=["stepscope", "watch"], doing="a recording of a watched job")
             found = Watched(job=self.job, unix_s=begun_s, problem=f"a bug in stepscope ({type(error).__name__})")
+        self._has_begun = True
         self.history = [*self.history, found][-RECENT:]
         self.history[-1] = found = self._with_events(found)
         self._keep(found)
