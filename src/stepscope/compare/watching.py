@@ -37,6 +37,7 @@ _MS: Final = 1e6
 _GIB: Final = 2**30
 _HOUR_S: Final = 3600.0
 _FEWEST_FOR_GROWTH: Final = 4
+_LEAST_SPAN_S: Final = 1800.0
 
 History = Sequence[Watched]
 """Recordings of one job, the latest last; at least one."""
@@ -61,7 +62,7 @@ def cost_share(history: History) -> float | None:
 
 
 def growth_per_hour(history: History, memory: Callable[[Watched], int | None]) -> float | None:
-    """Median slope (Theil and Sen) of a memory, in bytes per hour; None with fewer than four recordings of the job.
+    """Median slope (Theil and Sen) of a memory, in bytes per hour; None before four recordings and half an hour.
 
     A step number below the one before it means that the job was restarted: what came before does not count.
     """
@@ -69,7 +70,7 @@ def growth_per_hour(history: History, memory: Callable[[Watched], int | None]) -
     restarts = [place + 1 for place, (one, next) in enumerate(pairwise(steps)) if one and next and next < one]
     history = history[restarts[-1] if restarts else 0 :]
     points = [(each.unix_s, value) for each in history if (value := memory(each)) is not None]
-    if len(points) < _FEWEST_FOR_GROWTH:
+    if len(points) < _FEWEST_FOR_GROWTH or points[-1][0] - points[0][0] < _LEAST_SPAN_S:
         return None
     times, values = np.array(points, np.float64).T
     later, earlier = np.tril_indices(len(times), -1)
