@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -33,7 +34,8 @@ import gpt2_training, stepscope
 torch.set_num_threads(1)
 stepscope.start_server(token="a-token-for-the-benchmark", socket=sys.argv[1])
 ends = open(sys.argv[2], "w", buffering=1)
-gpt2_training.train(torch.device("cpu"), gpt2_training.batched_loss, 20_000, lambda: print(time.time(), time.process_time(), file=ends))
+note = lambda: print(time.time(), time.process_time(), file=ends)
+gpt2_training.train(torch.device("cpu"), gpt2_training.batched_loss, 20_000, note)
 """
 WINDOW_S = 10.0
 WARM_UP = 50
@@ -42,7 +44,7 @@ WARM_UP = 50
 def costs(ends: list[list[float]], requests: list[float], clock: int) -> list[float]:
     """Seconds that each recording took from the steps, by one of the clocks read at their ends."""
     ends = ends[WARM_UP:]
-    steps = [(now[0], now[clock] - before[clock]) for before, now in zip(ends, ends[1:], strict=False)]
+    steps = [(now[0], now[clock] - before[clock]) for before, now in pairwise(ends)]
     inside = [[length for end, length in steps if 0 <= end - asked < WINDOW_S] for asked in requests]
     pace = statistics.median(length for end, length in steps if all(not 0 <= end - at < WINDOW_S for at in requests))
     return [sum(lengths) - len(lengths) * pace for lengths in inside]

@@ -46,7 +46,8 @@ WORDS: dict[str, list[tuple[str, ...]]] = {
 """Every command that reads a trace, as it prints."""
 OTHERS = {
     *("run", "bench", "tune", "sweep", "prices", "runs", "history", "attach", "telemetry", "environment", "devices"),
-    *("rules", "explain", "cache", "view", "doctor", "completion", "watch"),
+    *("rules", "explain", "cache", "view", "doctor", "completion"),
+    *("mcp", "watch"),
 }
 """Those that print none of a trace: only stepscope's own words, or what the user called a run."""
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
+import shlex
+import subprocess
 import threading
 import time
 import urllib.error
@@ -15,6 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import yaml
 
 from stepscope.commands.record import watch_delivery, watch_job
 from stepscope.commands.record.watch import COMMAND, follow
@@ -29,6 +33,7 @@ from stepscope.report.watch import line_of, metrics
 from tests.simulator.ranks import LATE_NS, STEPS, write_ranks
 from tests.unit.agents import Process
 
+REPOSITORY = Path(__file__).resolve().parents[3]
 TOKEN = "a-token-for-the-test"
 SUMMARY = {"steps": 5, "recorded_step_ns": 6e6, "causes": {"input": 2e6}, "basis": "device"}
 
@@ -307,3 +312,41 @@ def test_metrics_are_served_as_openmetrics() -> None:
 
 def test_no_recording_has_no_samples_but_of_alerts() -> None:
     assert metrics("a", [], {}) == b"# EOF\n"
+
+
+WATCH_EXAMPLES = REPOSITORY / "examples" / "watch"
+
+
+def test_the_sidecar_of_the_kubernetes_example_has_a_command_and_its_port() -> None:
+    job = yaml.safe_load((WATCH_EXAMPLES / "kubernetes.yaml").read_text())
+    pod = job["spec"]["template"]
+    [sidecar] = pod["spec"]["initContainers"]
+    assert sidecar["command"][:2] == ["stepscope", "watch"]
+    arguments = COMMAND.parsed(sidecar["command"][2:])
+    port = pod["metadata"]["annotations"]["prometheus.io/port"]
+    assert arguments.metrics == f"0.0.0.0:{port}"
+    assert sidecar["ports"] == [{"name": "metrics", "containerPort": int(port)}]
+    assert [parsed_alert(alert).metric for alert in arguments.alert] == ["step_ms", "failures"]
+
+
+def test_the_slurm_example_trains_watches_and_ends_as_the_training(tmp_path: Path) -> None:
+    """Its steps, with programs that stand in for Slurm and stepscope."""
+    stand_ins = {
+        "srun": 'shift; "$@"',
+        "python": "exit 3",
+        "stepscope": 'echo "$@" >>"$LOG"\n[ $1 = run ] || exec sleep 30\nmkdir -p "$5/$7"; touch "$5/$7/run.json"\n'
+        'sleep 0.7; shift 7; "$@"',
+    }
+    for name, body in stand_ins.items():
+        place = tmp_path / name
+        place.write_text(f"#!/bin/bash\n{body}\n")
+        place.chmod(0o755)
+    log, runs = tmp_path / "log", tmp_path / "runs"
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "LOG": str(log)}
+    variables["STEPSCOPE_RUNS"] = str(runs)
+    ended = subprocess.run(["bash", WATCH_EXAMPLES / "slurm.sh", "train.py"], env=variables, timeout=60, check=False)
+    assert ended.returncode == 3
+    ran, watched = (shlex.split(line) for line in log.read_text().splitlines())
+    assert ran[-4:] == ["srun", "--kill-on-bad-exit=1", "python", "train.py"]
+    arguments = COMMAND.parsed(watched[1:3])
+    assert (watched[0], arguments.targets, arguments.through_files) == ("watch", [str(runs / "job-7")], True)

@@ -260,7 +260,7 @@ def summary_of(traces: Sequence[Path], arguments: argparse.Namespace) -> dict[st
     """What `Watched` keeps of the traces of all ranks. Raises TraceError if one cannot be read."""
     import polars as pl
 
-    from stepscope.analysis.communication import matched_collectives
+    from stepscope.analysis.matching import matched_collectives
     from stepscope.diagnosis import diagnose_view
     from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.diagnosis.ranks import across_ranks, exchanges
