@@ -38,6 +38,7 @@ from stepscope.predict import limits, prediction, scaling
 from stepscope.predict.batch import MemoryNeed
 from stepscope.predict.cost import energy_parts, plan
 from stepscope.predict.data_parallel_settings import BucketSize, Reason, SettingsFromTrace
+from stepscope.record import watch_log
 from stepscope.record.apply.flags import Outcome
 from stepscope.remedies.settings import DataParallelSettings
 from stepscope.report.bench import BATCH_SCHEMA
@@ -318,6 +319,31 @@ class History(Document):
 
     series: list[RunSeries]
     left_out: list[RunLeftOut]
+
+
+class MemoryTrends(TypedDict):
+    memory: float | None
+    device_memory: float | None
+
+
+class Watch(Document):
+    """A line of `stepscope watch --json`: the latest recording of a job."""
+
+    recording: watch_log.Watched
+    cost_share: float | None
+    growth_bytes_per_hour: MemoryTrends
+
+
+class WatchAlert(Document):
+    """What a webhook and a command of `stepscope watch` get."""
+
+    job: str
+    unix_s: float
+    alert: str
+    state: Literal["firing", "recovered"]
+    value: float
+    limit: float
+    sentence: str
 
 
 class ReplayedSteps(TypedDict):
@@ -758,7 +784,7 @@ class Collectives(Document):
 
 DOCUMENTS: Final = (
     *(Diagnosis, Ranks, Job, Collectives, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
-    *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches),
+    *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
 )
 
 

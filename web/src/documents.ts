@@ -18,6 +18,34 @@ export interface FurtherDocuments {
   runs: Run[];
   ranks: Ranks;
   progress: Progress;
+  watch: WatchedJob;
+}
+
+/** `watch?job`: the recordings of a watched job, the earliest first. */
+export interface WatchedJob {
+  jobs: { name: string; unix_s: number }[]; // the latest first
+  shown: string;
+  lines: string[]; // the latest recording that succeeded, and the latest
+  basis: "device" | "host"; // of the causes: the device's idle time, or the main thread's time
+  recordings: Watched[];
+}
+
+export interface Watched {
+  unix_s: number;
+  problem: string | null;
+  first_step: number | null;
+  ranks: number;
+  step_ns: number | null;
+  recorded_step_ns: number | null;
+  causes: Record<string, number>; // ns per step
+  communication_ns: number | null;
+  late_rank: string | null;
+  wait_ns: number | null;
+  memory_bytes: number | null;
+  device_bytes: number | null;
+  cost_s: number | null;
+  finding: string | null;
+  events: { state: "firing" | "recovered"; sentence: string }[];
 }
 
 export interface Modules {
@@ -390,7 +418,7 @@ export interface Ranks {
   unreadable: string[]; // why traces are not among them
   read: number; // of all traces, those that were read by now
   of: number;
-  exchanges: Exchange[]; // what all ranks took part in, the longest first
+  exchanges: Exchange[]; // the longest first
   clocks: string; // how their clocks were aligned; "" without exchanges
   drawn: DrawnStep | null; // the step that is asked for, else the one in which ranks wait longest
 }
@@ -400,15 +428,18 @@ export interface DrawnStep {
   step: number;
   kinds: string[];
   bytes: (number | null)[];
-  arrivals_ns: number[][]; // by exchange, then by rank
+  arrivals_ns: (number | null)[][]; // by exchange, then by rank; null where it took no part
   ends_ns: number[];
   left_out: number; // later exchanges
 }
 
-/** Collectives of a kind and size, per step: the mean wait of a rank for the last one, and the transfer after it. */
+/** Exchanges of a kind, a size and alike groups, per step: the mean wait of a rank for the last one, and the transfer after it. */
 export interface Exchange {
   kind: string;
   bytes: number | null;
+  group: string; // what the program calls the groups; "" where unknown
+  ranks: number; // in a group
+  groups: number;
   per_step: number;
   wait_ns: number;
   transfer_ns: number;
