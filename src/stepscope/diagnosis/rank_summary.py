@@ -27,8 +27,7 @@ from stepscope.analysis.communication import RankCollectives, collectives, expos
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
-from stepscope.readers import place_among_xla_hosts
-from stepscope.readers.source_lines import variant_of
+from stepscope.readers import place_among_xla_hosts, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
 
@@ -202,7 +201,7 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
     Raises:
         UnreadableTraceError: the file cannot be read.
     """
-    content = TraceCache().key_of(path, variant_of(path), least_bytes=0)
+    content = trace_key(path, TraceCache(), least_bytes=0)
     known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -132,6 +132,7 @@ def run(arguments: argparse.Namespace) -> int:
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
+    from stepscope.readers.remote import url_of
 
     by_device = arguments.window == DEVICE_WINDOW
     if by_device:
@@ -140,7 +141,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = dict(parsed_setting(text) for text in arguments.set)
     unreadable: list[Unreadable] = []
     files = side_files(arguments)
-    several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
+    first = arguments.paths[0]
+    is_folder = os.path.isdir(first) if url_of(first) is None else len(trace_paths(first)) > 1
+    several = is_folder or len(arguments.paths) > 1
     _diagnose_ahead(arguments, settings)
     traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
     diffs = Diffs(UserSources(Path.cwd()).read)
@@ -160,10 +163,13 @@ def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -
     """Diagnose many ranks in processes, which keep what they found; each is then taken from the cache in its turn."""
     if arguments.no_cache or "-" in arguments.paths:
         return
+    from stepscope.readers.source import file_bytes
+
     with contextlib.suppress(StepscopeError):  # whose turn comes when the traces are opened
         files = [Path(file) for path in arguments.paths for file in trace_paths(path)]
         new = [file for file in files if kept_as_rank(arguments, file, lambda: None) is None]
-        if len(new) <= FEW or sum(file.stat().st_size for file in new) < _WORTHWHILE_BYTES or process_count(new) < 2:
+        size = sum(file_bytes(file) or 0 for file in new)
+        if len(new) <= FEW or size < _WORTHWHILE_BYTES or process_count(new) < 2:
             return
         given = (argparse.Namespace(**{**vars(arguments), "quiet": True, "html": None}), settings)
         with Progress(f"reading {len(new)} traces", in_bytes=False, arguments=arguments) as progress:

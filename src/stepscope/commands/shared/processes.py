@@ -110,10 +110,9 @@ def process_count(files: Sequence[Path], spared: int = 0) -> int:
 
 
 def _needed(file: Path) -> float:
-    try:
-        size = file.stat().st_size
-    except OSError:
-        size = 0
+    from stepscope.readers.source import file_bytes
+
+    size = file_bytes(file) or 0
     is_packed = file.suffix in (".gz", ".zst")
     return _EACH_BYTES + size * (_TIMES_PACKED if is_packed else _TIMES_PLAIN)
 

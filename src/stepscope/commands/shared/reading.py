@@ -370,11 +370,13 @@ def trace_paths(path: str | Path) -> list[Path]:
         UnreadableTraceError: a folder without trace files.
     """
     from stepscope.readers import trace_files
+    from stepscope.readers.remote import url_of
 
     folder = _run_at(path)
     if folder is None:
         inside = _inside_run(path)
-        if inside is None and str(path) != "-" and not os.path.exists(path) and not Path(path).suffix:
+        is_name = not Path(path).suffix and url_of(path) is None
+        if inside is None and str(path) != "-" and not os.path.exists(path) and is_name:
             raise UsageError(_no_such_run(str(path)))
         return trace_files(inside or path)
     if not os.path.exists(path) and str(path) != folder.name:
