@@ -239,7 +239,7 @@ def _sentence(url: str, error: BaseException) -> str:
         return f"{name} cannot be read: no valid credentials for it were found ({reason})"
     if isinstance(error, PermissionError) or status == 403:
         return f"{name} cannot be read: access is denied ({reason})"
-    if isinstance(error, FileNotFoundError) or status == 404:
+    if isinstance(error, FileNotFoundError) or "SFTPNoSuchFile" in kinds or status == 404:
         return f"there is no file {name}"
     if isinstance(error, TimeoutError) or kinds & {"FSTimeoutError", "ReadTimeoutError", "ConnectTimeoutError"}:
         return f"{name} cannot be read: the server sent nothing for {SILENT_S:.0f} s"

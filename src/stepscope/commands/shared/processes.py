@@ -1,4 +1,7 @@
-"""The same work for many files, in as many processes as the machine has room for."""
+"""The same work for many files, in as many processes as the machine has room for, or on a cluster of Dask.
+
+`concurrent.futures` would do less: a process that ends, as for lack of memory, breaks its whole pool.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from stepscope.errors import UsageError
 from stepscope.files import undone_on_error
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 FEW: Final = 4
 """Files for which the start of processes takes as long as the work."""
+_ANSWERS_WITHIN_S: Final = 20
 _EACH_BYTES: Final = 300 << 20
 _TIMES_PLAIN: Final = 2.5
 _TIMES_PACKED: Final = 40
@@ -76,6 +81,46 @@ def in_processes(
         for pipe, process in processes.items():
             process.terminate()
             pipe.close()
+
+
+def on_cluster(
+    work: Callable[..., _Result], files: Sequence[Path], given: tuple[Any, ...], address: str
+) -> Iterator[tuple[Path, _Result | str]]:
+    """Each file and the result of `work` for it on the workers of a Dask scheduler, in any order, or why there is none.
+
+    Args:
+        work: a function of a module that workers can import, called with a file and `given`.
+
+    Raises:
+        UsageError: the scheduler cannot be reached, or Dask is not installed.
+    """
+    try:
+        import distributed
+    except ImportError as error:
+        raise UsageError("--scheduler needs Dask, which is not installed: pip install 'stepscope[cluster]'") from error
+    try:
+        client = distributed.Client(address, timeout=_ANSWERS_WITHIN_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        # each is tried anew where a worker is lost, as often as the cluster's own settings say
+        asked = client.map(work, files, pure=False, key=[f"stepscope-{os.urandom(8).hex()}" for _ in files],
+                           **{"given": client.scatter(given, hash=False)})  # fmt: skip
+        file_of = dict(zip((future.key for future in asked), files, strict=True))
+        waiting = distributed.as_completed(asked)
+        del asked
+        try:
+            for future in waiting:
+                error = future.exception()
+                yield file_of[future.key], future.result() if error is None else _reason(error)
+                future.release()  # the cluster forgets the result
+        finally:
+            client.cancel(list(waiting.futures))
+
+
+def _reason(error: BaseException) -> str:
+    lost = "the worker that read it ended, perhaps for lack of memory" if type(error).__name__ == "KilledWorker" else ""
+    return lost or f"the cluster cannot read it: {type(error).__name__}: {error}"
 
 
 def _started(
