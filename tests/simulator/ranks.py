@@ -20,6 +20,8 @@ LAYERS: Final = 24
 LATE_NS: Final = 400 * US
 TRANSFER_NS: Final = 60 * US
 BUCKET_NS: Final = 20 * US
+LISTED: Final = 30
+"""Members of a group that PyTorch lists; the others are three dots."""
 
 
 def write_ranks(
@@ -39,7 +41,16 @@ def write_ranks(
         per_bucket: layers after which gradients are reduced, besides once at the end of the step.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    trace = cache(lambda is_late: _text(is_late, layers, per_bucket, late_ns))
+    members = [*map(str, range(min(ranks, LISTED))), *(["..."] if ranks > LISTED else [])]
+    group = {b'"Group size": 2': f'"Group size": {ranks}', b'"[0, 1]"': f'"[{", ".join(members)}]"'}
+
+    @cache
+    def trace(is_late: tuple[bool, ...]) -> bytes:
+        text = _text(is_late, layers, per_bucket, late_ns)
+        for pair, all_ranks in group.items():
+            text = text.replace(pair, all_ranks.encode())
+        return text
+
     written = 0
     for rank in range(ranks):
         text = trace(tuple(late(step) == rank for step in range(steps)))

@@ -103,17 +103,15 @@ def on_cluster(
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
-        # each is tried anew where a worker is lost, as often as the cluster's own settings say
-        asked = client.map(work, files, pure=False, key=[f"stepscope-{os.urandom(8).hex()}" for _ in files],
-                           **{"given": client.scatter(given, hash=False)})  # fmt: skip
+        shared = client.scatter(given, hash=False)
+        asked = client.map(work, files, given=shared, pure=False)  # anew where a worker is lost, by Dask's own settings
         file_of = dict(zip((future.key for future in asked), files, strict=True))
         waiting = distributed.as_completed(asked)
-        del asked
         try:
             for future in waiting:
-                error = future.exception()
-                yield file_of[future.key], future.result() if error is None else _reason(error)
-                future.release()  # the cluster forgets the result
+                failed = future.exception()
+                yield file_of[future.key], future.result() if failed is None else _reason(failed)
+                future.cancel()  # the cluster forgets the result
         finally:
             client.cancel(list(waiting.futures))
 

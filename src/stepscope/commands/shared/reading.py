@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from stepscope.commands.shared.output import say
 from stepscope.commands.shared.progress import Progress
@@ -36,6 +36,8 @@ MOST_FILES: Final = 64
 """Most files read, since a trace can name any number."""
 _INSTALLED: Final = ("site-packages", "dist-packages")
 SOURCE_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
+SOURCES_VARIABLE: Final = "STEPSCOPE_SOURCES"
+"""Environment variable: folders, as in PATH, outside of which no source that a trace names is read."""
 
 
 class UserSources:
@@ -63,7 +65,7 @@ def _source(recorded: str, folder: Path) -> UserSource | None:
         return None
     try:
         place = Path(os.path.realpath(folder / recorded))
-        data = _content(place, LARGEST_BYTES) if place.is_file() else None
+        data = _content(place, LARGEST_BYTES) if place.is_file() and _may_be_shown(place) else None
         if data is None:
             return None
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
@@ -114,9 +116,15 @@ def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, lis
     if root is not None and not os.path.isdir(root):
         raise UsageError(f"--source-root {root} is not a folder")
     for place in _candidates(recorded, wanted, root):
-        if os.path.isfile(place):  # False also for invalid file names
+        if os.path.isfile(place) and _may_be_shown(place):  # False also for invalid file names
             return str(place), _lines(place)
     return None
+
+
+def _may_be_shown(place: Path) -> bool:
+    folders = os.environ.get(SOURCES_VARIABLE)
+    real = Path(os.path.realpath(place))
+    return folders is None or any(real.is_relative_to(os.path.realpath(each)) for each in folders.split(os.pathsep))
 
 
 def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
@@ -156,6 +164,7 @@ def _ends_with(path: str, ending: str) -> bool:
 
 
 _T = TypeVar("_T")
+Secrets: TypeAlias = tuple[Sequence[str], Sequence[str]]
 _SECRETS: Final = "secrets_of_traces"
 _OBJECTS_BEFORE_COLLECTION: Final = 50_000
 
@@ -454,7 +463,7 @@ def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths:
     """A redactor that knows this user's and machine's names, those in the opened traces, and the given ones."""
     from stepscope.report.redaction import Redactor
 
-    of_traces, found = getattr(arguments, _SECRETS, ((), ()))
+    of_traces, found = noted_secrets(arguments)
     return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
 
 
@@ -477,8 +486,18 @@ def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
     if getattr(arguments, "redact", False):
         from stepscope.report.redaction import secrets_of
 
-        known = getattr(arguments, _SECRETS, ((), ()))
-        setattr(arguments, _SECRETS, tuple([*old, *new] for old, new in zip(known, secrets_of(trace), strict=True)))
+        note_secrets(arguments, secrets_of(trace))
+
+
+def noted_secrets(arguments: argparse.Namespace) -> Secrets:
+    """What `redactor_of` will remove of the traces that were opened: names, and paths."""
+    found: Secrets = getattr(arguments, _SECRETS, ((), ()))
+    return found
+
+
+def note_secrets(arguments: argparse.Namespace, more: Secrets) -> None:
+    names, paths = noted_secrets(arguments)
+    setattr(arguments, _SECRETS, ([*names, *more[0]], [*paths, *more[1]]))
 
 
 def local_names() -> list[str]:

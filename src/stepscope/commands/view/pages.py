@@ -232,7 +232,7 @@ class Ranks:
 
     def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str], Exchanges]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
-        from stepscope.analysis.communication import matched_collectives
+        from stepscope.analysis.matching import matched_collectives
         from stepscope.diagnosis.ranks import across_ranks, exchanges
 
         if self._compared is None or self._compared[0] != len(records):
