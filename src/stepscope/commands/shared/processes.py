@@ -99,7 +99,7 @@ def on_cluster(
     except ImportError as error:
         raise UsageError("--scheduler needs Dask, which is not installed: pip install 'stepscope[cluster]'") from error
     try:
-        client = distributed.Client(address, timeout=_ANSWERS_WITHIN_S, set_as_default=False)
+        client = distributed.Client(address, timeout=_ANSWERS_WITHIN_S)
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
