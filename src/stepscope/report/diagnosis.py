@@ -211,6 +211,7 @@ def diagnosis_document(
     reports: Sequence[TraceReport],
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    logged: Sequence[Block] = (),
     *,
     every: bool = True,
 ) -> Document:
@@ -219,6 +220,7 @@ def diagnosis_document(
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed.
+        logged: what logs of collectives show beside the traces.
         every: show every rank, not only the one that can save most.
 
     Raises:
@@ -229,7 +231,7 @@ def diagnosis_document(
     without = section_if(unreadable_heading(unreadable), *_items(unreadable_sentences(unreadable)))
     if len(reports) == 1:
         name = file_name(reports[0].diagnosis.metadata.path) or "a trace"
-        return Document(name, (*_rank(reports[0], name), *without))
+        return Document(name, (*_rank(reports[0], name), *logged, *without))
     diagnoses = [report.diagnosis for report in reports]
     things = ranks_or_traces(diagnoses)
     best = max(reports, key=_largest_saving)
@@ -251,6 +253,7 @@ def diagnosis_document(
             *without,
             *section_if(f"The {things} together", *shared),
             *_exchanges(reports),
+            *logged,
             *texts("" if every else below),
             *groups,
         ),
@@ -399,17 +402,22 @@ def _glances(diagnosis: Diagnosis) -> Iterator[Section]:
 
 
 def json_reports(
-    reports: Sequence[TraceReport], across: Sequence[Finding] = (), unreadable: Sequence[Unreadable] = ()
+    reports: Sequence[TraceReport],
+    across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
+    logged: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
 
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed, as {"path", "reason"}.
+        logged: what logs of collectives show beside the traces.
     """
     found = [json_report(report) for report in reports]
+    beside = {} if logged is None else {"collectives": logged}
     if len(found) == 1:
-        return {**found[0], "unreadable": unreadable}
+        return {**found[0], "unreadable": unreadable, **beside}
     together = exchanges([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
@@ -417,6 +425,7 @@ def json_reports(
         exchanges=together.table,
         clocks=[{"rank": name, **clock._asdict()} for name, clock in together.clocks],
         unreadable=unreadable,
+        **beside,
     )
 
 
