@@ -287,7 +287,7 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         joined[name].to_numpy().reshape(-1, len(ranks)).T for name in ("start_ns", "duration_ns", "row")
     )
     ends = starts + lengths
-    shift = _shifts(ends)
+    shift = clock_shifts(ends)
     arrivals, ends = starts - shift, ends - shift
     order = np.sort(arrivals, axis=0)
     columns = {
@@ -305,7 +305,7 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
 
 
-def _shifts(ends: Times) -> Times:
+def clock_shifts(ends: Times) -> Times:
     """How far each rank's clock is ahead of the first one's at each collective; shape (ranks, collectives)."""
     ahead = ends - ends[0]
     shift = np.repeat(np.median(ahead, axis=1).astype(np.int64)[:, None], ends.shape[1], axis=1)
