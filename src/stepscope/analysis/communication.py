@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ import polars as pl
 from stepscope.analysis.host import covered_by
 from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
-from stepscope.trace.naming import HOST_BACKEND
+from stepscope.trace.naming import HOST_BACKEND, TELLING, first_match, name_patterns
 from stepscope.trace.nesting import beginning_in, inherit
 from stepscope.trace.window import IntervalSet, Times, union
 
@@ -33,16 +32,6 @@ COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 KINDS: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_receive",
                 "barrier", "other")  # fmt: skip
 
-_KIND_PATTERNS: Final = (
-    ("all_reduce", r"all_?reduce"),
-    ("reduce_scatter", r"reduce_?scatter"),
-    ("all_gather", r"all_?gather"),
-    ("all_to_all", r"all_?to_?all"),
-    ("barrier", r"barrier"),
-    ("broadcast", r"broadcast"),
-    ("send_receive", r"send|recv"),
-    ("reduce", r"reduce"),
-)
 _TYPE_BYTES: Final = {
     "float": 4, "half": 2, "bfloat16": 2, "double": 8, "long": 8, "int": 4, "byte": 1, "char": 1, "bool": 1, "short": 2,
 }  # fmt: skip
@@ -60,7 +49,35 @@ _MOST_BYTES: Final = 1 << 50
 @lru_cache(maxsize=4096)
 def kind_of(name: str) -> str:
     """Kind, one of KINDS, in a collective's name."""
-    return next((kind for kind, pattern in _KIND_PATTERNS if re.search(pattern, name, re.IGNORECASE)), "other")
+    return first_match(name_patterns("collectives.tsv")["kind"], name[:TELLING]) or "other"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveClass:
+    """What the name of a collective's kernel tells, as data/collectives.tsv knows; "" where it does not.
+
+    Attributes:
+        kind: one of KINDS.
+        algorithm: such as "ring", "tree" or "NVLS". A kernel of NCCL named RING_LL runs every algorithm but trees, and
+            one named TREE_LL every protocol, since NCCL compiles kernels for only some of its functions.
+        protocol: "LL", "LL128" or "Simple".
+        number_type: such as "bfloat16".
+    """
+
+    library: str
+    kind: str
+    algorithm: str
+    protocol: str
+    number_type: str
+
+
+@lru_cache(maxsize=4096)
+def collective_class(name: str) -> CollectiveClass:
+    tables, name = name_patterns("collectives.tsv"), name[:TELLING]
+    library, algorithm, protocol, number_type = (
+        first_match(tables[table], name) for table in ("library", "algorithm", "protocol", "type")
+    )
+    return CollectiveClass(library, kind_of(name), algorithm, protocol, number_type)
 
 
 def collectives(trace: Trace, *, device: str | None = None, window: Window | None = None) -> pl.DataFrame:

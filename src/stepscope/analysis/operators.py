@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.resources import files
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from stepscope.analysis.host import host_activity
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
-from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
+from stepscope.trace.naming import DEFAULT_USER_CODE, TELLING, UserCode, first_match, name_patterns
 from stepscope.trace.nesting import Rows, at, by_level, depths, innermost_at, nullable, row_numbers
 
 OPERATOR_GROUPINGS: Final = ("name", "input_shapes", "stack")
@@ -232,31 +231,13 @@ class KernelClass(NamedTuple):
     algorithm: str
 
 
-@lru_cache(maxsize=1)
-def _name_patterns() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """Patterns of data/kernels.tsv by table, in order: the first that occurs in a name counts."""
-    text = files("stepscope").joinpath("data/kernels.tsv").read_text(encoding="utf-8")
-    patterns: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
-    for table, name, pattern in (line.split("\t") for line in text.splitlines()[1:]):
-        patterns.setdefault(table, []).append((name, re.compile(pattern)))
-    return patterns
-
-
-TELLING: Final = 20_000
-"""Characters at the beginning of a kernel's name that may tell what it is; some names have megabytes."""
-
-
 @lru_cache(maxsize=65536)
 def kernel_class(name: str) -> KernelClass:
     """Kind, library and algorithm of a kernel by its name."""
-    tables, name = _name_patterns(), name[:TELLING]
-    kind = _first_match(tables["kind"], name)
+    tables, name = name_patterns("kernels.tsv"), name[:TELLING]
+    kind = first_match(tables["kind"], name)
     algorithms = tables.get(f"algorithm of {kind}", []) + tables["algorithm"]
-    return KernelClass(kind, _first_match(tables["library"], name), _first_match(algorithms, name))
-
-
-def _first_match(patterns: list[tuple[str, re.Pattern[str]]], name: str) -> str:
-    return next((word for word, pattern in patterns if pattern.search(name)), "")
+    return KernelClass(kind, first_match(tables["library"], name), first_match(algorithms, name))
 
 
 class Arithmetic(NamedTuple):

@@ -13,12 +13,13 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.captured import graph_calls
-from stepscope.analysis.operators import TELLING, described_work
+from stepscope.analysis.operators import described_work
 from stepscope.analysis.slow_kernels import reasons
 from stepscope.analysis.work_formulas import work_of_operators
 from stepscope.machine.devices import DevicePeaks, device_table, find_device
 from stepscope.trace import Trace, Window
 from stepscope.trace.metadata import Device
+from stepscope.trace.naming import TELLING
 from stepscope.trace.nesting import Rows, beginning_in, conformed
 
 WORK_KINDS: Final = ("compute", "copy_on_device", "set")

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from stepscope.trace.naming import TELLING, first_match, name_patterns
+
 FORWARD_BACKWARD_FLOWS: Final = frozenset({"fwdbwd", "forward_backward"})
 """Categories of flows from a forward operator to its backward operator."""
 _ANNOTATION_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.(?:step|zero_grad)#")
@@ -70,9 +72,6 @@ def launch_kind(name: str) -> str:
     return next((kind for kind, pattern in _LAUNCHES if pattern.search(name)), "other")
 
 
-_COMMUNICATION = re.compile(
-    r"nccl|rccl|hccl|oneccl|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce", re.I
-)
 _COPIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("copy_in", re.compile(r"HtoD|HostToDevice|HOST_TO_DEVICE|Host -> Device", re.I)),
     ("copy_out", re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST|Device -> Host", re.I)),
@@ -80,9 +79,10 @@ _COPIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
 )
 
 
+@lru_cache(maxsize=65536)
 def is_communication(name: str) -> bool:
     """Whether device work of this name is a collective of a known communication library."""
-    return _COMMUNICATION.search(name) is not None
+    return bool(first_match(name_patterns("collectives.tsv")["library"], name[:TELLING]))
 
 
 def copy_kind(text: str) -> str:

@@ -60,7 +60,7 @@ except ImportError:  # Windows, where files that another process has open cannot
 
 Build: TypeAlias = Callable[[StoreWriter], tuple[Metadata, tuple[TraceWarning, ...]]]
 
-READER_VERSION: Final = 14
+READER_VERSION: Final = 15
 """Incremented whenever a reader produces different tables from the same file, so that older stores are not used."""
 DEFAULT_LIMIT_BYTES: Final = 10 * 2**30
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Final
+from importlib.resources import files
+from typing import Final, TypeAlias
 
 # fmt: off
 FRAMEWORKS: Final = frozenset({
@@ -104,6 +105,27 @@ def _plain(name: str) -> str:
 
 LOADER_START: Final = r"^DataLoader\.__iter__$|torch/utils/data/dataloader\.py\(\d+\): _get_iterator$"
 """Calls that create an iterator over a loader and start its workers."""
+
+Patterns: TypeAlias = list[tuple[str, re.Pattern[str]]]
+
+TELLING: Final = 20_000
+"""Characters at the beginning of a kernel's name that may tell what it is; some names have megabytes."""
+
+
+@lru_cache(maxsize=8)
+def name_patterns(file: str) -> dict[str, Patterns]:
+    """Patterns of a file in data/ by table, in order: the first that occurs in a name counts."""
+    text = files("stepscope").joinpath(f"data/{file}").read_text(encoding="utf-8")
+    patterns: dict[str, Patterns] = {}
+    for table, name, pattern in (line.split("\t") for line in text.splitlines()[1:]):
+        patterns.setdefault(table, []).append((name, re.compile(pattern)))
+    return patterns
+
+
+def first_match(patterns: Patterns, name: str) -> str:
+    """The word of the first pattern that occurs in a name; "" if none does."""
+    return next((word for word, pattern in patterns if pattern.search(name)), "")
+
 
 HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
 """Collectives that run on the host itself, on their own threads."""

@@ -16,6 +16,7 @@ from stepscope.readers.assembly import StringPool
 from stepscope.readers.xplane.content import Mask, Positions
 from stepscope.readers.xplane.events import Batch, Words
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
+from stepscope.trace.naming import first_match, name_patterns
 
 HOST_PLANES: Final = re.compile(r"/host:(?!metadata)")
 METADATA_PLANE: Final = "/host:metadata"
@@ -85,19 +86,6 @@ def host_name(name: str, on_python_thread: bool) -> HostName:
     return HostName("operators", name)
 
 
-_COLLECTIVES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (collective, re.compile(pattern, re.IGNORECASE))
-    for collective, pattern in (
-        ("allreduce", r"all-?_?reduce"),
-        ("allgather", r"all-?_?gather"),
-        ("reduce_scatter", r"reduce-?_?scatter"),
-        ("alltoall", r"all-?_?to-?_?all"),
-        ("broadcast", r"collective-?_?broadcast|nccl.*broadcast"),
-        ("collective_permute", r"collective-?_?permute"),
-        ("send", r"^(?:send|nccl.*send)(?:-done)?"),
-        ("recv", r"^(?:recv|nccl.*recv)(?:-done)?"),
-    )
-)
 _HOST_TRANSFERS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ("copy_in", re.compile(r"infeed|host recv|^recv-?(?:done)? ?from host|MemcpyH2D|memcpyHtoD", re.IGNORECASE)),
     ("copy_out", re.compile(r"outfeed|host send|MemcpyD2H|memcpyDtoH", re.IGNORECASE)),
@@ -137,8 +125,8 @@ def device_operation(name: str, category: str) -> DeviceOperation:
         return DeviceOperation("other", is_container=True)
     if _ASYNCHRONOUS_COPY.match(opcode):
         return DeviceOperation(_copy_direction(name), is_handle=True)
-    if event_names.is_communication(opcode) or any(pattern.search(opcode) for _, pattern in _COLLECTIVES):
-        collective = next((word for word, pattern in _COLLECTIVES if pattern.search(opcode)), None)
+    collective = first_match(name_patterns("collectives.tsv")["XLA"], opcode) or None
+    if collective or event_names.is_communication(opcode):
         if collective in ("send", "recv") and "is_host_transfer=true" in name:
             return DeviceOperation("copy_out" if collective == "send" else "copy_in")
         group, size = _group(name)
