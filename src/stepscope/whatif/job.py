@@ -68,6 +68,14 @@ class Saved:
     collectives: pl.DataFrame
     end_ns: int
 
+    def with_saved(self, other: Saved) -> Saved:
+        """Both savings of a rank."""
+        columns = {
+            "before_ns": self.collectives["before_ns"] + other.collectives["before_ns"],
+            "transfer_scale": self.collectives["transfer_scale"] * other.collectives["transfer_scale"],
+        }
+        return Saved(pl.DataFrame(columns), self.end_ns + other.end_ns)
+
 
 @dataclass(frozen=True)
 class JobTimes:
@@ -150,6 +158,22 @@ class Job:
         """How much shorter the job's step is, which ends when the last rank's does."""
         return float(self.step_ns(self.measured).max() - self.step_ns(self.replay(saved)).max())
 
+    def spread(self, place: int, ns: int) -> Saved:
+        """A saving of a rank's own work that is spread evenly over it."""
+        begin, own = self._at(place, self.ranks[place].start_ns), self._own_ready[self._of(place)]
+        whole = max(int(self._own_end[place]) - begin, 1)
+        before = np.rint((own - begin).clip(0, whole) * (ns / whole)).astype(np.int64)
+        return Saved(pl.DataFrame({"before_ns": before, "transfer_scale": np.ones(len(own))}), ns)
+
+    def without_transfers(self, place: int) -> Saved:
+        """What is saved if the collectives of a rank took no time once all have come."""
+        none = np.zeros(self._counts[place], np.int64)
+        return Saved(pl.DataFrame({"before_ns": none, "transfer_scale": none.astype(np.float64)}), 0)
+
+    def _of(self, place: int) -> slice:
+        """Where a rank's collectives are among those of all."""
+        return slice(int(self.first[place]), int(self.first[place + 1]))
+
     @property
     def error_share(self) -> float:
         """How far the replay without a change is from the recorded step, as a share of it."""
@@ -210,7 +234,7 @@ class Job:
         self._own_end = np.zeros(len(self.ranks), np.int64)
         residual = np.zeros(count, np.int64)
         for place, rank in enumerate(self.ranks):
-            mine = slice(self.first[place], self.first[place + 1])
+            mine = self._of(place)
             end, begins = self.end[mine], self.end[mine] - wait[mine]
             blocks = _disjoint(begins[wait[mine] > 0], end[wait[mine] > 0])
             finish = self._at(place, rank.end_ns)
@@ -274,7 +298,7 @@ class Job:
         count, ranks = len(self.rank), len(self.ranks)
         ready, after, finish = self._own_ready.copy(), self._own_after.copy(), self._own_end.copy()
         for place, each in saved.items():
-            mine = slice(self.first[place], self.first[place + 1])
+            mine = self._of(place)
             before_ns = each.collectives["before_ns"].to_numpy()[: self._counts[place]]
             ready[mine] -= before_ns
             order = np.argsort(self._ready[mine], kind="stable")
@@ -313,7 +337,7 @@ class Job:
         """The factor on each transfer: the smallest that a rank of its meeting tells."""
         scale = np.ones(len(self.rank))
         for place, each in saved.items():
-            mine = slice(self.first[place], self.first[place + 1])
+            mine = self._of(place)
             scale[mine] = each.collectives["transfer_scale"].to_numpy()[: self._counts[place]]
         met = self.meeting >= 0
         if met.any() and (scale != 1).any():
@@ -354,7 +378,7 @@ class Job:
 
     def _waited(self, done: JobTimes, place: int) -> tuple[Rows, Rows]:
         """The collectives that a rank waited for, in order, and their positions in the order of events."""
-        mine = np.flatnonzero(done.raised[self.first[place] : self.first[place + 1]]) + self.first[place]
+        mine = np.flatnonzero(done.raised[self._of(place)]) + self.first[place]
         positions = self.position[mine + len(self.rank)]
         order = np.argsort(positions)
         return positions[order], mine[order]
