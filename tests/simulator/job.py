@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,7 +29,7 @@ class Rank:
     waits: dict[tuple[str, int], int]
     machine: Machine = field(default_factory=lambda: Machine(tick_ns=US))
     met: dict[tuple[str, int], Work] = field(default_factory=dict)
-    groups: dict[int, tuple[str, int]] = field(default_factory=dict)
+    groups: dict[int, tuple[str, Sequence[int]]] = field(default_factory=dict)
     _counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -40,14 +40,16 @@ class Rank:
     def queue(self) -> Queue:
         return self.machine.queue(number=7)
 
-    def reduce(self, group: str, size: int, *, queue: Queue | None = None, transfer_ns: int = TRANSFER_NS) -> Work:
+    def reduce(
+        self, group: str, members: Sequence[int], *, queue: Queue | None = None, transfer_ns: int = TRANSFER_NS
+    ) -> Work:
         """An all-reduce with the other ranks of a group, which ends for all when the last has come and all is sent."""
         key = (group, self._counts[group])
         self._counts[group] += 1
         with self.main.operator("c10d::allreduce_"):
             lasts = transfer_ns + self.waits.get(key, 0)
             work = self.main.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", queue or self.queue, lasts)
-        self.met[key], self.groups[work.correlation] = work, (group, size)
+        self.met[key], self.groups[work.correlation] = work, (group, members)
         return work
 
 
@@ -77,5 +79,7 @@ def write_job(folder: Path, ranks: list[Rank]) -> None:
         for event in trace["traceEvents"]:
             args = event.get("args", {})
             if "Process Group Name" in args:
-                args["Process Group Name"], args["Group size"] = rank.groups[args["correlation"]]
+                group, members = rank.groups[args["correlation"]]
+                listed = f"[{', '.join(map(str, members))}]"
+                args |= {"Process Group Name": group, "Group size": len(members), "Process Group Ranks": listed}
         (folder / f"rank{rank.number}.json").write_text(json.dumps(trace))

@@ -17,6 +17,8 @@ STEPS: Final = 20
 LAYERS: Final = 24
 LATE_NS: Final = 400 * US
 TRANSFER_NS: Final = 60 * US
+LISTED: Final = 30
+"""Members of a group that PyTorch lists; the others are three dots."""
 
 
 def write_ranks(folder: Path, ranks: int, late: Callable[[int], int]) -> int:
@@ -26,7 +28,16 @@ def write_ranks(folder: Path, ranks: int, late: Callable[[int], int]) -> int:
         late: the rank that waits for its batch in a step, and all others wait for.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    trace = cache(_text)
+    members = [*map(str, range(min(ranks, LISTED))), *(["..."] if ranks > LISTED else [])]
+    group = {b'"Group size": 2': f'"Group size": {ranks}', b'"[0, 1]"': f'"[{", ".join(members)}]"'}
+
+    @cache
+    def trace(is_late: tuple[bool, ...]) -> bytes:
+        text = _text(is_late)
+        for pair, all_ranks in group.items():
+            text = text.replace(pair, all_ranks.encode())
+        return text
+
     written = 0
     for rank in range(ranks):
         text = trace(tuple(late(step) == rank for step in range(STEPS)))

@@ -390,7 +390,7 @@ export interface Ranks {
   unreadable: string[]; // why traces are not among them
   read: number; // of all traces, those that were read by now
   of: number;
-  exchanges: Exchange[]; // what all ranks took part in, the longest first
+  exchanges: Exchange[]; // the longest first
   clocks: string; // how their clocks were aligned; "" without exchanges
   drawn: DrawnStep | null; // the step that is asked for, else the one in which ranks wait longest
 }
@@ -400,15 +400,18 @@ export interface DrawnStep {
   step: number;
   kinds: string[];
   bytes: (number | null)[];
-  arrivals_ns: number[][]; // by exchange, then by rank
+  arrivals_ns: (number | null)[][]; // by exchange, then by rank; null where it took no part
   ends_ns: number[];
   left_out: number; // later exchanges
 }
 
-/** Collectives of a kind and size, per step: the mean wait of a rank for the last one, and the transfer after it. */
+/** Exchanges of a kind, a size and alike groups, per step: the mean wait of a rank for the last one, and the transfer after it. */
 export interface Exchange {
   kind: string;
   bytes: number | null;
+  group: string; // what the program calls the groups; "" where unknown
+  ranks: number; // in a group
+  groups: number;
   per_step: number;
   wait_ns: number;
   transfer_ns: number;

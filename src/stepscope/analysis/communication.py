@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,7 @@ from stepscope.analysis.work import elements, listed_shapes, shapes_of
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import HOST_BACKEND, TELLING, first_match, name_patterns
 from stepscope.trace.nesting import beginning_in, inherit
-from stepscope.trace.window import IntervalSet, Times, union
+from stepscope.trace.window import IntervalSet, union
 
 COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "row": pl.Int64,  # row in device_work, or in operators for host-run collectives
@@ -23,6 +22,10 @@ COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,  # one of KINDS
     "group": pl.String,  # group of ranks, "" where unknown
     "ranks": pl.Int64,  # ranks in the group; null where unknown
+    "members": pl.String,  # which ranks those are, as the profiler lists them; "" where unknown
+    "description": pl.String,  # what the program calls the group; "" where unknown
+    "source": pl.Int64,  # of a receive: the rank that sends; else null
+    "target": pl.Int64,  # of a send: the rank that receives; else null
     "bytes": pl.Int64,  # message of one rank; null where unknown
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
@@ -114,15 +117,17 @@ def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     messages = _messages_by_launch(trace)
     called = called_kinds(trace, work["launch"])
     rows = []
-    columns = ("row", "name", "collective", "group", "group_size", "message_elements", "message_type", "start_ns",
-               "duration_ns", "launch")  # fmt: skip
-    for own, (row, name, collective, group, ranks, count, kind, start, duration, launch) in zip(
-        called, work.select(columns).iter_rows(), strict=True
+    columns = ("row", "name", "collective", "group", "message_elements", "message_type", "start_ns", "duration_ns",
+               "launch")  # fmt: skip
+    about = ("group_size", "group_ranks", "group_description", "source_rank", "target_rank")
+    for own, (row, name, collective, group, count, kind, start, duration, launch), (ranks, members, *others) in zip(
+        called, work.select(columns).iter_rows(), work.select(about).iter_rows(), strict=True
     ):
         size = None if count is None else count * _TYPE_BYTES.get((kind or "").lower().removeprefix("c10::"), 4)
         size = _known(size if size is not None else messages.get(launch))
         kind_called = kind_of(collective) if collective else own or kind_of(name)
-        rows.append((row, True, kind_called, group or "", ranks, size, start, duration, launch))
+        of_group = (group or "", ranks, members or "", others[0] or "", *others[1:])
+        rows.append((row, True, kind_called, *of_group, size, start, duration, launch))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
 
 
@@ -212,7 +217,8 @@ def _of_host(trace: Trace) -> pl.DataFrame:
         if len(noted) == calls[name]:
             length = max(noted[number][0] + noted[number][1] - start, duration)
         size = _known(_bytes(shapes, types) or None)
-        rows.append((row, False, kind, "", trace.metadata.world_size, size, start, length, None))
+        of_group = ("", trace.metadata.world_size, "", "", None, None)
+        rows.append((row, False, kind, *of_group, size, start, length, None))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
 
 
@@ -227,154 +233,3 @@ def _bytes(shapes: str | None, types: str | None) -> int:
     count = sum(elements(shape) for shape in listed if shape)
     half = types is not None and ('["c10::BFloat16"' in types or '["c10::Half"' in types)
     return count * (2 if half else _DEFAULT_BYTES)
-
-
-MATCHED_SCHEMA: Final[dict[str, pl.DataType | type[pl.DataType]]] = {
-    "step": pl.Int64,
-    "kind": pl.String,
-    "bytes": pl.Int64,
-    "last": pl.Int64,  # index of the rank that arrived last, in the given order of ranks
-    "late_ns": pl.Int64,  # its delay after the second to last
-    "waiting_ns": pl.Int64,  # wait of the rank that arrived first
-    "waits_ns": pl.List(pl.Int64),  # wait of each rank
-    "transfer_ns": pl.Int64,  # from the last arrival to the end
-    "arrivals_ns": pl.List(pl.Int64),  # of each rank, on the first rank's clock
-    "rows": pl.List(pl.Int64),  # of each rank, in its table
-    "shifts_ns": pl.List(pl.Int64),  # how far each rank's clock is ahead of the first one's there
-    "apart_ns": pl.List(pl.Int64),  # how much later each rank ends than the median of all, on the first rank's clock
-}
-
-_FEWEST_FOR_DRIFT: Final = 20
-_LONG_ENOUGH_NS: Final = 1_000_000_000
-"""Collectives, and time between the first and the last one, from which clocks that drift are told from noise."""
-_BETTER: Final = 0.5
-"""What is left of the error with a drift, at most, if the drift is to be believed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankCollectives:
-    """Collectives of one rank.
-
-    Attributes:
-        table: columns step, kind, group, bytes, start_ns, duration_ns, in order of time.
-        before: what the rank did before each of them, since it left the one before or its steps began: columns
-            begin_ns, works (pieces of device work), and nanoseconds by cause; None where unknown.
-    """
-
-    table: pl.DataFrame
-    clock_ns: int = 0  # offset to the wall clock; 0 where unknown
-    before: pl.DataFrame | None = None
-
-
-def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
-    """Match collectives that all ranks took part in.
-
-    Collectives match by step, kind, group and order in the step. Ranks' clocks differ; a collective ends on all ranks
-    at nearly the same time, so each rank's clock is shifted by the median difference of its ends from the first rank's,
-    or along a line where the differences grow; see `clocks`.
-
-    Returns:
-        Columns as in MATCHED_SCHEMA.
-    """
-    if len(ranks) < 2:
-        return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
-    keys = ["step", "kind", "group", "order"]
-    tables = [rank.table for rank in ranks]
-    counts = [table.height for table in tables]
-    whole = (
-        pl.concat(
-            (table.select("step", "kind", "group", "bytes", "start_ns", "duration_ns") for table in tables),
-            how="vertical_relaxed",
-        )
-        .with_columns(
-            pl.col("group").fill_null(""),
-            pl.col("start_ns") + np.repeat([rank.clock_ns for rank in ranks], counts),
-            rank=np.repeat(np.arange(len(ranks)), counts),
-            row=np.concatenate([np.arange(count) for count in counts]),
-        )
-        .sort("rank", "start_ns", "row")
-        .with_columns(order=pl.int_range(pl.len()).over("rank", "step", "kind", "group"))
-    )
-    common = whole.filter(pl.len().over(keys) == len(ranks))
-    first = common.filter(pl.col("rank") == 0).select(*keys, place=pl.int_range(pl.len()))
-    joined = common.join(first, on=keys).sort("place", "rank")
-    if joined.is_empty():
-        return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
-    starts, lengths, rows = (
-        joined[name].to_numpy().reshape(-1, len(ranks)).T for name in ("start_ns", "duration_ns", "row")
-    )
-    ends = starts + lengths
-    shift = clock_shifts(ends)
-    arrivals, ends = starts - shift, ends - shift
-    order = np.sort(arrivals, axis=0)
-    columns = {
-        **{name: joined[name].gather_every(len(ranks)) for name in ("step", "kind", "bytes")},
-        "last": np.argmax(arrivals, axis=0),
-        "late_ns": order[-1] - order[-2],
-        "waiting_ns": np.minimum(order[-1] - order[0], np.max(ends - arrivals, axis=0)),
-        "waits_ns": _lists(order[-1] - arrivals),
-        "transfer_ns": np.maximum(np.median(ends, axis=0).astype(np.int64) - order[-1], 0),
-        "arrivals_ns": _lists(arrivals),
-        "rows": _lists(rows),
-        "shifts_ns": _lists(shift),
-        "apart_ns": _lists(ends - np.median(ends, axis=0).astype(np.int64)),
-    }
-    return pl.DataFrame(columns, schema=dict(MATCHED_SCHEMA))
-
-
-def clock_shifts(ends: Times) -> Times:
-    """How far each rank's clock is ahead of the first one's at each collective; shape (ranks, collectives)."""
-    ahead = ends - ends[0]
-    shift = np.repeat(np.median(ahead, axis=1).astype(np.int64)[:, None], ends.shape[1], axis=1)
-    time = ends[0] - ends[0, 0]
-    if ends.shape[1] < _FEWEST_FOR_DRIFT or time.max() < _LONG_ENOUGH_NS:
-        return shift
-    third = len(time) // 3
-    for rank in range(1, len(ends)):
-        early, late = (np.median(ahead[rank, part]) for part in (slice(None, third), slice(-third, None)))
-        drift = (late - early) / (np.median(time[-third:]) - np.median(time[:third]))
-        line = drift * time
-        line = (line + np.median(ahead[rank] - line)).astype(np.int64)
-        before, after = (np.median(np.abs(ahead[rank] - one)) for one in (shift[rank], line))
-        if after <= _BETTER * before:
-            shift[rank] = line
-    return shift
-
-
-class Clock(NamedTuple):
-    """How a rank's clock compares with the first rank's.
-
-    Attributes:
-        ahead_ns: at the first collective.
-        drift: how much faster it runs, as a share; 0 unless the collectives show it.
-        error_ns: median distance of the ends of its collectives from those of all ranks, which remains.
-    """
-
-    ahead_ns: int
-    drift: float
-    error_ns: int
-
-
-def clocks(matched: pl.DataFrame) -> list[Clock]:
-    """The clock of each rank, by the ends of matched collectives; none without any."""
-    if matched.is_empty():
-        return []
-    shifts, apart, arrivals = (np.array(matched[name].to_list()).T for name in ("shifts_ns", "apart_ns", "arrivals_ns"))
-    length = max(int(arrivals[0, -1] - arrivals[0, 0]), 1)
-    return [
-        Clock(int(shift[0]), float(shift[-1] - shift[0]) / length, int(np.median(np.abs(left))))
-        for shift, left in zip(shifts, apart, strict=True)
-    ]
-
-
-def _lists(values: Times) -> pl.Series:
-    """A list of all ranks' values for each collective; values of shape (ranks, collectives)."""
-    lists: pl.Series = pl.Series(np.ascontiguousarray(values.T)).cast(pl.List(pl.Int64))
-    return lists
-
-
-def of_ranks(matched: pl.DataFrame, name: str) -> Times:
-    """A column of lists in `matched_collectives` as numbers; shape (collectives, ranks)."""
-    lists = matched[name]
-    values: Times = lists.list.to_array(len(lists[0])).to_numpy()
-    return values

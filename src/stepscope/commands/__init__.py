@@ -1,4 +1,4 @@
-"""The `stepscope` command and its commands, in five groups.
+"""The `stepscope` command and its commands, by what they are for.
 
 Heavy modules are imported only when a command runs, so that help, completion and mistakes answer at once.
 """
@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from stepscope.commands import installation, machine
+from stepscope.commands.assist import command as assist
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
@@ -70,6 +71,7 @@ GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
         ),
     ),
     ("make it faster", (bench.COMMAND, search.TUNE, search.SWEEP, bench.BATCH_SIZE, bench.DATA_PARALLEL)),
+    ("work beside your tools", (assist.COMMAND,)),
     ("plan on other hardware", (predict.PREDICT, predict.PLAN, devices.PRICES, devices.DEVICES)),
     ("this machine", (installation.DOCTOR, machine.ENVIRONMENT, machine.CACHE, installation.COMPLETION)),
 )

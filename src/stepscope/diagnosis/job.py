@@ -8,6 +8,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.analysis.matching import matched_collectives
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Confidence, Figure, Finding
 from stepscope.diagnosis.rank_summary import RankSummary
@@ -67,7 +68,8 @@ def job_of(summaries: Sequence[RankSummary]) -> Job | None:
     """The job of these ranks; None where no collective joins them."""
     if len(summaries) < 2:
         return None
-    job = Job([summary.times for summary in summaries])
+    matched = matched_collectives([summary.record.collectives for summary in summaries])
+    job = Job([summary.times for summary in summaries], matched)
     return job if (job.meeting >= 0).any() else None
 
 

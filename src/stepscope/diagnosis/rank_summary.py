@@ -23,7 +23,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import RankCollectives, collectives, exposed_on_host
+from stepscope.analysis.communication import collectives, exposed_on_host
+from stepscope.analysis.matching import RankCollectives
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
@@ -87,7 +88,7 @@ class RankSummary:
     """What is kept of one rank.
 
     Attributes:
-        waits: for each collective of the record lead_ns, wait_ns and ranks, as in `stepscope.whatif.job.RankTimes`.
+        waits: for each collective of the record lead_ns and wait_ns, as in `stepscope.whatif.job.RankTimes`.
         start_ns, end_ns: of the measured steps.
     """
 
@@ -112,26 +113,21 @@ class RankSummary:
     @property
     def times(self) -> RankTimes:
         """The rank as a part of its job."""
-        record, kept = self.record, self.record.collectives
-        causes, total = None, {}
-        if kept.before is not None:
-            causes = kept.before.select(pl.exclude("begin_ns", "works"))
-            total = {cause: ns * record.steps for cause, ns in record.causes.items()}
+        record = self.record
         return RankTimes(
             name=record.name,
-            collectives=kept.table.hstack(self.waits),
-            causes=causes,
-            cause_ns=total,
+            kept=record.collectives,
+            waits=self.waits,
+            cause_ns={cause: ns * record.steps for cause, ns in record.causes.items()},
             start_ns=self.start_ns,
             end_ns=self.end_ns,
             steps=record.steps,
-            clock_ns=kept.clock_ns,
         )
 
 
 def rank_summary(view: View) -> RankSummary:
     record = rank_record(view)
-    waits = view.met.select("lead_ns", "wait_ns", "ranks").head(record.collectives.table.height)
+    waits = view.met.select("lead_ns", "wait_ns").head(record.collectives.table.height)
     return RankSummary(rank_steps(view), record, waits, view.window.start_ns, view.window.end_ns)
 
 
@@ -141,9 +137,9 @@ def rank_record(view: View) -> RankRecord:
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
-    table = found.select("kind", "group", "bytes", "start_ns", "duration_ns").with_columns(
-        step=pl.Series(number, dtype=pl.Int64)
-    )
+    columns = ("kind", "group", "description", "members", "source", "target", "bytes", "start_ns", "duration_ns")
+    size = pl.col("ranks").fill_null(pl.lit(trace.metadata.world_size, pl.Int64))
+    table = found.select(*columns, group_size=size).with_columns(step=pl.Series(number, dtype=pl.Int64))
     before = _before(view, found)
     if table.height > _MOST_COLLECTIVES:
         steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
@@ -161,7 +157,7 @@ def rank_record(view: View) -> RankRecord:
         ranks=trace.metadata.world_size or 2,
         step_ns=view.step_ns,
         steps=view.step_count,
-        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0, before),
+        collectives=RankCollectives(table, trace.metadata.origin_unix_ns or 0, before, trace.metadata.rank),
         causes=causes,
         places=places,
         exposed_ns=exposed + waiting,

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import Clock, bus_bytes, clocks, matched_collectives, of_ranks
+from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.host import CAUSES
+from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
@@ -50,17 +51,20 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
     befores = [record.collectives.before for record in records]
     if matched.is_empty() or any(before is None for before in befores):
         return []
-    rows, arrivals = (of_ranks(matched, name) for name in ("rows", "arrivals_ns"))
-    last, every = matched["last"].to_numpy(), np.arange(matched.height)
+    taken = participants(matched)
+    exchange, rank, rows, arrivals = (taken[name].to_numpy() for name in ("exchange", "rank", "row", "arrival_ns"))
+    last = matched["last"].to_numpy()
+    begin = np.flatnonzero(np.diff(exchange, prepend=-1))
+    is_last, others = rank == last[exchange], np.diff(begin, append=len(rank)) - 1
     # one table of all ranks: a thousand small ones take ten times as long
     known = pl.concat((before for before in befores if before is not None), how="diagonal").fill_null(0)
     tables = [record.collectives.table.select("start_ns") for record in records]
-    places = rows + np.cumsum([0, *(table.height for table in tables[:-1])])
+    places = rows + np.cumsum([0, *(table.height for table in tables[:-1])])[rank]
 
     def extra(values: Times) -> Times:
         """The last rank's value beyond the mean of the others'."""
-        own = values[every, last]
-        more: Times = own - (values.sum(axis=1) - own) // max(len(records) - 1, 1)
+        own = values[is_last]
+        more: Times = own - (np.add.reduceat(values, begin) - own) // others
         return more
 
     def before_each(name: str) -> Times:
@@ -69,7 +73,7 @@ def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason
 
     starts = pl.concat(tables)["start_ns"].to_numpy()[places]
     later = extra(before_each("begin_ns") - starts + arrivals - arrivals.min())
-    first = (rows == 0).all(axis=1)
+    first = np.maximum.reduceat(rows, begin) == 0
     more = {name: extra(before_each(name)) for name in sorted(known.columns) if name not in ("begin_ns", "works")}
     more |= {"begin": np.where(first, later, 0), "before": np.where(first, 0, later)}
     works = extra(before_each("works"))
@@ -104,9 +108,12 @@ def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = N
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
 
 
-def _waits_ns(matched: pl.DataFrame) -> list[int]:
+def _waits_ns(matched: pl.DataFrame, ranks: int) -> list[int]:
     """Each rank's wait for later ones, per step."""
-    return [int(ns) for ns in of_ranks(matched, "waits_ns").sum(axis=0) // max(matched["step"].n_unique(), 1)]
+    waits = np.zeros(ranks, np.int64)
+    taken = participants(matched)
+    np.add.at(waits, taken["rank"].to_numpy(), taken["wait_ns"].to_numpy())
+    return [int(ns) for ns in waits // max(matched["step"].n_unique(), 1)]
 
 
 def _some_missing(records: Sequence[RankRecord]) -> bool:
@@ -165,7 +172,7 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Re
 
 def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Reason], steps: int) -> Finding | None:
     """What ranks wait for each other where no single rank is the late one."""
-    waits = _waits_ns(matched)
+    waits = _waits_ns(matched, len(records))
     step_ns = max(record.step_ns for record in records)
     exposed = sum(record.exposed_ns for record in records) // len(records)
     saved = min(sum(waits) // len(waits), exposed, step_ns)
@@ -209,9 +216,12 @@ def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[R
 EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
     "bytes": pl.Int64,  # message of one rank; null where unknown
-    "per_step": pl.Float64,  # exchanges in a step
-    "wait_ns": pl.Int64,  # mean wait of a rank for the last one, per step
-    "transfer_ns": pl.Int64,  # from the last rank's arrival to the end, per step
+    "group": pl.String,  # what the program calls the groups of ranks; "" where unknown
+    "ranks": pl.Int64,  # in a group
+    "groups": pl.Int64,  # groups of so many ranks that exchange this, among these ranks
+    "per_step": pl.Float64,  # exchanges of one group in a step
+    "wait_ns": pl.Int64,  # mean wait of one of these ranks for the last one, per step
+    "transfer_ns": pl.Int64,  # from the last rank's arrival to the end, per step; mean of the groups
     "bus_gb_per_s": pl.Float64,  # what each link carried in the transfers, as nccl-tests counts; null where unknown
     "last": pl.String,  # the rank that most often comes last
     "last_share": pl.Float64,  # how often
@@ -223,9 +233,9 @@ class Exchanges:
     """What ranks exchange with each other.
 
     Attributes:
-        table: collectives that all took part in, by kind and size, the longest first; columns as in EXCHANGE_SCHEMA.
-        count: how many collectives that are.
-        clocks: each rank's, in the order of the records; empty without such collectives.
+        table: exchanges, by kind, size and group, the longest first; columns as in EXCHANGE_SCHEMA.
+        count: how many exchanges that are.
+        clocks: of the ranks that took part in one, in the order of the records.
     """
 
     table: pl.DataFrame
@@ -241,21 +251,22 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
     """
     if matched is None:
         matched = matched_collectives([record.collectives for record in records])
-    steps, count = max(matched["step"].n_unique(), 1), len(records)
-    ranks = max((record.ranks for record in records), default=1)
+    steps = max(matched["step"].n_unique(), 1)
     rows = []
-    for (kind, size), mine in matched.group_by("kind", "bytes", maintain_order=True):
+    for key, mine in matched.group_by("kind", "bytes", "description", "size", maintain_order=True):
+        kind, size, described, ranks = str(key[0]), key[1], key[2], int(str(key[3]))
+        groups = mine.unique(["group", "source", pl.col("ranks").list.first()])["ranks"].list.len()
         taken = int(mine["transfer_ns"].sum())
         carries = size is not None and taken and kind != "send_receive"
-        rate = bus_bytes(str(kind), int(str(size)), ranks) * mine.height / taken if carries else None
+        rate = bus_bytes(kind, int(str(size)), ranks) * mine.height / taken if carries else None
         last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
-        waited = int(mine["waits_ns"].list.sum().sum()) // count
-        rows.append((kind, size, mine.height / steps, waited // steps, taken // steps, rate, records[last].name,
-                     times / mine.height))  # fmt: skip
+        waited = int(mine["waits_ns"].list.sum().sum()) // int(groups.sum())
+        rows.append((kind, size, described, ranks, len(groups), mine.height / steps / len(groups), waited // steps,
+                     taken // len(groups) // steps, rate, records[last].name, times / mine.height))  # fmt: skip
     table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
     table = table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
-    names = [record.name for record in records]
-    return Exchanges(table, matched.height, tuple(zip(names, clocks(matched), strict=False)))
+    told = tuple((records[rank].name, clock) for rank, clock in clocks(matched).items())
+    return Exchanges(table, matched.height, told)
 
 
 def _most_waited_in(matched: pl.DataFrame) -> tuple[str, float]:
@@ -331,8 +342,7 @@ def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> F
     large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
     if large.is_empty() or not all(record.on_device for record in records):
         return None  # a host's network has no known expected rate
-    ranks = max(record.ranks for record in records)
-    carried = sum(bus_bytes(kind, size, ranks) for kind, size in large.select("kind", "bytes").iter_rows())
+    carried = sum(bus_bytes(*row) for row in large.select("kind", "bytes", "size").iter_rows())
     taken = int(large["transfer_ns"].sum())
     step_ns = max(record.step_ns for record in records)
     exposed = min(record.exposed_ns for record in records)

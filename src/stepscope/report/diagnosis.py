@@ -277,10 +277,10 @@ def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
         return
     found = exchanges(records)
     if not found.count:
-        yield Text("No collective was recorded on all ranks, so that nothing tells how their clocks compare.")
+        yield Text("No exchange was recorded on all its ranks, so that nothing tells how their clocks compare.")
         return
     shown = Table(found.table, "exchanges", found.table.height, brief=tuple(found.table.columns))
-    title = "What all ranks exchange: waiting for the last one, and the transfer after it"
+    title = "What ranks exchange: waiting for the last one, and the transfer after it"
     yield Section(title, (shown, Text(clock_sentence(found))))
 
 
@@ -337,7 +337,7 @@ def clock_sentence(found: Exchanges) -> str:
     drift, whose = max((abs(clock.drift), name) for name, clock in found.clocks)
     drifts = f" That of {whose} drifts by {drift * 1e6:,.1f} us in a second, which is taken out." if drift else ""
     return (
-        f"Clocks are aligned by the ends of {count(found.count)} collectives; what remains is at most "
+        f"Clocks are aligned by the ends of {count(found.count)} exchanges; what remains is at most "
         f"{duration(error)} ({name}, median).{drifts}"
     )
 

@@ -34,6 +34,19 @@ ANNOTATION_KINDS: Final = ("host", "device", "overhead", "profiler")
 SYNCHRONISATION_KINDS: Final = ("queue_wait", "event", "queue", "device", "other")
 LINK_KINDS: Final = ("forward_backward",)
 
+EXCHANGE_COLUMNS: Final[Schema] = {
+    "collective": pl.String,
+    "group": pl.String,
+    "group_size": pl.Int64,
+    "group_ranks": pl.String,  # as the profiler lists them, "[0, 1, 2, 3]"; of many, the first ones and "..."
+    "group_description": pl.String,
+    "source_rank": pl.Int64,  # of a receive: who sends
+    "target_rank": pl.Int64,  # of a send: who receives
+    "message_elements": pl.Int64,
+    "message_type": pl.String,
+}
+"""What device work that communicates exchanges, and with whom."""
+
 SCHEMAS: Final[Mapping[str, Schema]] = {
     # Where things happen. `lane` is the row's own number, which the other tables' `lane` refers to.
     "lanes": {
@@ -89,11 +102,7 @@ SCHEMAS: Final[Mapping[str, Schema]] = {
         "shared_memory_bytes": pl.Int64,
         "occupancy": pl.Float64,  # estimated, 0 to 1
         "blocks_per_multiprocessor": pl.Float64,
-        "collective": pl.String,
-        "group": pl.String,
-        "group_size": pl.Int64,
-        "message_elements": pl.Int64,
-        "message_type": pl.String,
+        **EXCHANGE_COLUMNS,
         "call_stack": pl.String,  # as in operators; for compiled code, its source
         "scope": pl.String,  # as in operators
         "module": pl.String,  # module or region that an annotation of the graph's node names

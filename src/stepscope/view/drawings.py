@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 
 from stepscope.analysis.blocks import CATEGORIES
-from stepscope.analysis.communication import of_ranks
 from stepscope.analysis.flame import flame_graph
 from stepscope.analysis.input_pipeline import MOST_WORKERS
 from stepscope.analysis.memory import GROUPINGS, DeviceMemory, alive_at, levels_by, memory_summary, moments
@@ -272,8 +271,7 @@ def ranks_json(
 
     Args:
         cause: None for LATE where it is known, else STEP.
-        late: the collectives that all ranks took part in; of `matched_collectives` columns step, last, late_ns and
-            arrivals_ns.
+        late: of `matched_collectives` columns step, last, late_ns, ranks and arrivals_ns.
         unreadable: why other ranks are missing.
         of: how many ranks there are with those that were not read yet; None where all were.
         together: what they exchange.
@@ -294,7 +292,7 @@ def ranks_json(
         row: list[int | None] = [None] * len(numbers)
         own = rank.step_ns if cause == STEP else rank.cause_ns.get(cause, [0] * len(rank.index))
         for at, number in enumerate(rank.index):
-            row[column[number]] = lateness[number][place] if number in lateness else own[at]
+            row[column[number]] = lateness[number, place] if (number, place) in lateness else own[at]
         values.append(row)
     return {
         "ranks": [
@@ -317,11 +315,11 @@ def ranks_json(
         "of": read if of is None else of,
         "exchanges": [] if together is None else together.table.rows(named=True),
         "clocks": "" if together is None or not together.count else clock_sentence(together),
-        "drawn": _drawn(late, step) if together is not None and late.height else None,
+        "drawn": _drawn(late, step, len(ranks)) if together is not None and late.height else None,
     }
 
 
-def _drawn(late: pl.DataFrame, step: int | None) -> Json | None:
+def _drawn(late: pl.DataFrame, step: int | None, ranks: int) -> Json | None:
     """The collectives of one step, in order, on the first rank's clock from the first arrival on."""
     waits = (
         late.group_by("step").agg(ns=pl.col("waits_ns").list.sum().sum()).sort("ns", "step", descending=[True, False])
@@ -329,28 +327,29 @@ def _drawn(late: pl.DataFrame, step: int | None) -> Json | None:
     mine = late.filter(pl.col("step") == (waits["step"][0] if step is None else step))
     if mine.is_empty():
         return None
-    arrivals = of_ranks(mine, "arrivals_ns")
-    last = arrivals.max(axis=1)
-    order = np.argsort(last, kind="stable")[: max(_MOST_DRAWN // arrivals.shape[1], 1)]
-    arrivals, ends = arrivals[order], (last + mine["transfer_ns"].to_numpy())[order]
-    drawn, first = mine[order], int(arrivals.min())
+    last = pl.col("arrivals_ns").list.max()
+    drawn = mine.sort(last, maintain_order=True).head(max(_MOST_DRAWN // ranks, 1))
+    first = int(mine["arrivals_ns"].list.min().min())  # type: ignore[arg-type]
+    arrivals: list[list[int | None]] = []
+    for places, times in drawn.select("ranks", "arrivals_ns").iter_rows():
+        of_rank = dict(zip(places, times, strict=True))
+        arrivals.append([of_rank[rank] - first if rank in of_rank else None for rank in range(ranks)])
     return {
         "step": int(mine["step"][0]),
         "kinds": drawn["kind"].to_list(),
         "bytes": drawn["bytes"].to_list(),
-        "arrivals_ns": (arrivals - first).tolist(),
-        "ends_ns": (ends - first).tolist(),
+        "arrivals_ns": arrivals,
+        "ends_ns": drawn.select(last + pl.col("transfer_ns") - first).to_series().to_list(),
         "left_out": mine.height - drawn.height,
     }
 
 
-def _lateness(late: pl.DataFrame) -> dict[int, list[int]]:
-    """By step, how much later than the first one each rank comes to the collectives in it, added up."""
-    arrivals = of_ranks(late, "arrivals_ns")
-    steps, place = np.unique(late["step"].to_numpy(), return_inverse=True)
-    sums = np.zeros((len(steps), arrivals.shape[1]), np.int64)
-    np.add.at(sums, place, arrivals - arrivals.min(axis=1, keepdims=True))
-    return dict(zip(steps.tolist(), sums.tolist(), strict=True))
+def _lateness(late: pl.DataFrame) -> dict[tuple[int, int], int]:
+    """By step and rank, how much later than the first one it comes to the collectives in it, added up."""
+    first = pl.col("arrivals_ns").list.min()
+    taken = late.select("step", "ranks", "arrivals_ns", first=first).explode("ranks", "arrivals_ns")
+    sums = taken.group_by("step", "ranks").agg(ns=(pl.col("arrivals_ns") - pl.col("first")).sum())
+    return {(step, rank): ns for step, rank, ns in sums.iter_rows()}
 
 
 def _slowest(ranks: Sequence[RankSteps], numbers: Sequence[int], late: pl.DataFrame) -> list[int | None]:

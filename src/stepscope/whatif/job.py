@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.communication import clock_shifts
+from stepscope.analysis.matching import RankCollectives, participants
 from stepscope.threads import cached_property
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
@@ -24,7 +24,6 @@ from stepscope.whatif.graph import previous_in
 
 Floats = npt.NDArray[np.float64]
 _NEVER: Final = np.iinfo(np.int64).min // 4
-_KEY: Final = ("step", "kind", "group", "order")
 TRANSFER: Final = "transfer"
 """The cause of the parts of the critical path in which data moves after the last rank has come."""
 BEGIN: Final = "begin"
@@ -36,23 +35,21 @@ class RankTimes:
     """One rank's own work and its collectives, on its own clock.
 
     Attributes:
-        collectives: columns step, kind, group, start_ns, duration_ns, in order of time; lead_ns, from when the rank was
-            ready for it to its start; wait_ns, for how long before its end the rank did nothing else; ranks of the
-            group, null where unknown.
-        causes: what the rank did before each of them: nanoseconds by cause, busy among them; None where unknown.
-        cause_ns: by cause, what all of the steps have.
+        kept: its collectives, and what the rank did before each of them.
+        waits: for each of them lead_ns, from when the rank was ready for it to its start, and wait_ns, for how long
+            before its end the rank did nothing else.
+        cause_ns: by cause, the idle or host time of all steps.
         start_ns, end_ns: of the measured steps.
         steps: how many these are.
     """
 
     name: str
-    collectives: pl.DataFrame
-    causes: pl.DataFrame | None
+    kept: RankCollectives
+    waits: pl.DataFrame
     cause_ns: Mapping[str, int]
     start_ns: int
     end_ns: int
     steps: int
-    clock_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +57,32 @@ class Saved:
     """What a change saves on one rank, as its own trace tells.
 
     Attributes:
-        collectives: for each before_ns, what is saved of the rank's own work before it, cumulated, and transfer_scale,
-            the factor on its transfer.
+        collectives: for each before_ns, what is saved of the rank's own work before it, cumulated; transfer_scale, the
+            factor on its transfer; most_ns, how much earlier the rank can be there, whatever the others do: other work
+            may take the place of its waits; null where that is unknown.
         end_ns: what is saved of all its own work.
+        most_ns: how much earlier its steps can end.
     """
 
     collectives: pl.DataFrame
     end_ns: int
+    most_ns: int | None = None
 
     def with_saved(self, other: Saved) -> Saved:
         """Both savings of a rank."""
         columns = {
             "before_ns": self.collectives["before_ns"] + other.collectives["before_ns"],
             "transfer_scale": self.collectives["transfer_scale"] * other.collectives["transfer_scale"],
+            "most_ns": self.collectives["most_ns"] + other.collectives["most_ns"],
         }
-        return Saved(pl.DataFrame(columns), self.end_ns + other.end_ns)
+        most = None if self.most_ns is None or other.most_ns is None else self.most_ns + other.most_ns
+        return Saved(pl.DataFrame(columns), self.end_ns + other.end_ns, most)
+
+    @classmethod
+    def of(cls, before_ns: Times, end_ns: int, transfer_scale: float = 1.0) -> Saved:
+        """A saving of own work, with one factor on all transfers."""
+        columns = {"before_ns": before_ns, "transfer_scale": np.full(len(before_ns), transfer_scale)}
+        return cls(pl.DataFrame(columns).with_columns(most_ns=pl.lit(None, pl.Int64)), end_ns)
 
 
 @dataclass(frozen=True)
@@ -107,30 +115,33 @@ PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 class Job:
     """The ranks of a job, joined by the collectives in which they meet.
 
-    Collectives match by step, kind, group and order in the step. Collectives whose group has other ranks' of the same
-    name, or that ended on one rank before another began, join nothing: each rank's lasts as long as it did.
+    Where a collective ended on one rank before another began, it joins nothing: each rank's lasts as long as it did.
+
+    Args:
+        matched: of `matched_collectives` of the ranks.
 
     Attributes:
         apart: names of ranks that meet no other rank.
     """
 
-    def __init__(self, ranks: Sequence[RankTimes]) -> None:
+    def __init__(self, ranks: Sequence[RankTimes], matched: pl.DataFrame) -> None:
         self.ranks = tuple(ranks)
-        self._counts = [rank.collectives.height for rank in ranks]
+        self._counts = [rank.kept.table.height for rank in ranks]
         self.first = np.cumsum([0, *self._counts])
         self.rank = np.repeat(np.arange(len(ranks)), self._counts)
-        names = ("step", "kind", "group", "start_ns", "duration_ns", "lead_ns", "wait_ns", "ranks")
-        self.table = pl.concat([rank.collectives.select(names) for rank in ranks], how="vertical_relaxed").with_columns(
-            pl.col("group").fill_null(""), rank=self.rank
-        )
-        self.ahead, self.drift = _clocks(self._teams, self.table, [rank.clock_ns for rank in ranks])
+        self.table = pl.concat(
+            [rank.kept.table.select("step", pl.col("group").fill_null(""), "start_ns", "duration_ns").hstack(rank.waits)
+             for rank in ranks], how="vertical_relaxed",
+        )  # fmt: skip
+        taken = participants(matched)
+        self._row = self.first[taken["rank"].to_numpy()] + taken["row"].to_numpy()
+        self._clocks = self._fitted(taken["shift_ns"].to_numpy())
         start = self._local("start_ns")
-        end = np.maximum(self.table["start_ns"].to_numpy() + self.table["duration_ns"].to_numpy(), start + 1)
-        self.start, self.end = self._aligned(start), self._aligned(end)
-        self.meeting = self._meetings()
-        self.apart = tuple(
-            rank.name for place, rank in enumerate(ranks) if not (self.meeting[self.rank == place] >= 0).any()
-        )
+        end = np.maximum(start + self._local("duration_ns"), start + 1)
+        self.start, self.end = self._aligned(self.rank, start), self._aligned(self.rank, end)
+        self.meeting = self._meetings(taken["exchange"].to_numpy().astype(np.int64))
+        met = self.meeting >= 0
+        self.apart = tuple(rank.name for place, rank in enumerate(ranks) if not met[self._of(place)].any())
         self._prepare()
         self.schedule = self._schedule()
 
@@ -163,12 +174,11 @@ class Job:
         begin, own = self._at(place, self.ranks[place].start_ns), self._own_ready[self._of(place)]
         whole = max(int(self._own_end[place]) - begin, 1)
         before = np.rint((own - begin).clip(0, whole) * (ns / whole)).astype(np.int64)
-        return Saved(pl.DataFrame({"before_ns": before, "transfer_scale": np.ones(len(own))}), ns)
+        return Saved.of(before, ns)
 
     def without_transfers(self, place: int) -> Saved:
         """What is saved if the collectives of a rank took no time once all have come."""
-        none = np.zeros(self._counts[place], np.int64)
-        return Saved(pl.DataFrame({"before_ns": none, "transfer_scale": none.astype(np.float64)}), 0)
+        return Saved.of(np.zeros(self._counts[place], np.int64), 0, 0.0)
 
     def _of(self, place: int) -> slice:
         """Where a rank's collectives are among those of all."""
@@ -183,54 +193,53 @@ class Job:
         values: Times = self.table[name].to_numpy()
         return values
 
-    def _aligned(self, times: Times) -> Times:
-        drift = np.rint(self.drift[self.rank] * times).astype(np.int64)
-        aligned: Times = times - self.ahead[self.rank] - drift
+    def _fitted(self, shift: Times) -> tuple[Times, Times, Floats]:
+        """Of each rank's clock a moment, what to add there to be on the first one's, and how this changes with time."""
+        begin, drift = np.zeros(len(self.ranks), np.int64), np.zeros(len(self.ranks))
+        add = np.array([rank.kept.clock_ns for rank in self.ranks], np.int64)
+        start = self._local("start_ns")
+        for place in range(len(self.ranks)):
+            mine = np.flatnonzero(self.rank[self._row] == place)
+            if len(mine):
+                first, last = self._row[mine].argmin(), self._row[mine].argmax()
+                times, shifts = start[self._row[mine]], shift[mine]
+                begin[place], length = times[first], int(times[last] - times[first])
+                add[place] -= shifts[first]
+                drift[place] = (shifts[first] - shifts[last]) / length if length else 0.0
+        return begin, add, drift
+
+    def _aligned(self, rank: Rows, times: Times) -> Times:
+        """Times of each rank's clock on the first one's."""
+        begin, add, drift = (values[rank] for values in self._clocks)
+        aligned: Times = times + add + np.rint(drift * (times - begin)).astype(np.int64)
         return aligned
 
     def _at(self, place: int, time: int) -> int:
-        return time - int(self.ahead[place]) - round(float(self.drift[place]) * time)
+        return int(self._aligned(np.array([place]), np.array([time]))[0])
 
-    @cached_property
-    def _teams(self) -> Times:
-        """For each collective a number that it shares with those of other ranks that match it."""
-        keyed = self.table.select(
-            "step", "kind", "group", order=pl.int_range(pl.len()).over("rank", "step", "kind", "group")
-        )
-        numbers = keyed.unique(maintain_order=True).with_row_index("team")
-        joined = keyed.join(numbers, on=_KEY, how="left", maintain_order="left")
-        found: Times = joined["team"].to_numpy().astype(np.int64)
-        return found
-
-    def _meetings(self) -> Times:
-        """The number of the meeting that each collective is a part of, -1 for none."""
-        team = self._teams
-        if not len(team):
-            return team
-        size = np.bincount(team)
-        known = self.table["ranks"].fill_null(len(self.ranks)).to_numpy()
-        last = np.full(len(size), _NEVER)
-        np.maximum.at(last, team, self.start)
-        is_apart = np.zeros(len(size), np.bool_)
-        is_apart[team[(self.end <= last[team]) | (size[team] > known)]] = True
-        two_sided = self.table["kind"].to_numpy() == "send_receive"
-        is_apart[team[two_sided & (size[team] > 2)]] = True  # nothing tells who sends to whom
-        return np.where((size[team] > 1) & ~is_apart[team], team, -1)
+    def _meetings(self, exchange: Times) -> Times:
+        """The number of the exchange that each collective is a part of, -1 for none."""
+        meeting = np.full(len(self.rank), -1)
+        if len(exchange):
+            last = np.full(int(exchange.max()) + 1, _NEVER)
+            np.maximum.at(last, exchange, self.start[self._row])
+            is_apart = np.zeros(len(last), np.bool_)
+            is_apart[exchange[self.end[self._row] <= last[exchange]]] = True
+            meeting[self._row] = np.where(is_apart[exchange], -1, exchange)
+        return meeting
 
     def _prepare(self) -> None:
         """Set what a replay needs: own times, moments of waiting, the collective before, and the transfers."""
         count = len(self.rank)
         lead, wait = self._local("lead_ns"), self._local("wait_ns")
-        self.transfer = self.end - self.start
-        if count:
-            last = np.full(int(self._teams.max()) + 1, _NEVER)
-            np.maximum.at(last, self._teams, self.start)
-            together = self.meeting >= 0
-            self.transfer = np.where(together, self.end - last[self._teams], self.transfer)
+        met = np.maximum(self.meeting, 0)
+        last = np.full(int(met.max(initial=0)) + 1, _NEVER)
+        np.maximum.at(last, met[self.meeting >= 0], self.start[self.meeting >= 0])
+        self.transfer = self.end - np.where(self.meeting >= 0, last[met], self.start)
         ready = self.start - np.maximum(lead, 0)
         self._own_ready, self._own_after, self._after = (np.zeros(count, np.int64) for _ in range(3))
         self._ready, self._before = ready, np.full(count, -1)
-        groups = self.table.select(pl.concat_str("rank", "group", separator=" ").rank("dense")).to_series().to_numpy()
+        groups = self.table["group"].rank("dense").to_numpy()
         self._own_end = np.zeros(len(self.ranks), np.int64)
         residual = np.zeros(count, np.int64)
         for place, rank in enumerate(self.ranks):
@@ -297,14 +306,21 @@ class Job:
         """Compute when everything happens with these savings, by the place of the rank."""
         count, ranks = len(self.rank), len(self.ranks)
         ready, after, finish = self._own_ready.copy(), self._own_after.copy(), self._own_end.copy()
+        soonest, soonest_end = np.full(count, _NEVER), np.full(ranks, _NEVER)
         for place, each in saved.items():
             mine = self._of(place)
             before_ns = each.collectives["before_ns"].to_numpy()[: self._counts[place]]
             ready[mine] -= before_ns
             order = np.argsort(self._ready[mine], kind="stable")
             passed = np.searchsorted(self._ready[mine][order], self._after[mine], side="left")
-            after[mine] -= np.append(0, before_ns[order])[passed]
+            later = np.minimum.accumulate(np.append(before_ns[order], each.end_ns)[::-1])[::-1]
+            after[mine] -= np.minimum(np.append(0, before_ns[order])[passed], later[passed])
             finish[place] -= each.end_ns
+            most = each.collectives["most_ns"].cast(pl.Float64).to_numpy()[: self._counts[place]]
+            known = ~np.isnan(most)
+            soonest[mine][known] = self.start[mine][known] - most[known].astype(np.int64)
+            if each.most_ns is not None:
+                soonest_end[place] = self._at(place, self.ranks[place].end_ns) - each.most_ns
         transfer = np.rint(self.transfer * self._scales(saved)).astype(np.int64)
         start, end, held = (np.zeros(count, np.int64) for _ in range(3))
         blocked = np.zeros(ranks, np.int64)
@@ -328,10 +344,10 @@ class Job:
                 before = self._before[begin]
                 free = np.where(before >= 0, ends(np.maximum(before, 0)), _NEVER)
                 queued[begin] = free > own
-                start[begin] = np.maximum(own, free) + self._residual[begin]
+                start[begin] = np.maximum(np.maximum(own, free) + self._residual[begin], soonest[begin])
                 meets = self.meeting[begin]
                 np.maximum.at(last, meets[meets >= 0], start[begin][meets >= 0])
-        return JobTimes(start, end, finish + blocked, held > _NEVER, queued)
+        return JobTimes(start, end, np.maximum(finish + blocked, soonest_end), held > _NEVER, queued)
 
     def _scales(self, saved: Mapping[int, Saved]) -> Floats:
         """The factor on each transfer: the smallest that a rank of its meeting tells."""
@@ -414,14 +430,15 @@ class Job:
     def _causes(self, place: int, start: int, row: int | None) -> list[tuple[str, int]]:
         """What a rank did from a moment until it reached a collective, or until its steps' end."""
         rank, begin = self.ranks[place], int(self.first[place])
-        if rank.causes is None:
+        if rank.kept.before is None:
             return []
+        causes = rank.kept.before.select(pl.exclude("begin_ns", "works"))
         if row is None:  # what no collective follows
-            known = rank.causes.sum().row(0, named=True) if rank.causes.height else {}
+            known = causes.sum().row(0, named=True) if causes.height else {}
             sums = {name: ns - (known.get(name) or 0) for name, ns in rank.cause_ns.items()}
         else:
             since = int(np.searchsorted(self.start[begin : row + 1], start, side="right"))
-            sums = rank.causes.slice(since, row + 1 - begin - since).sum().row(0, named=True)
+            sums = causes.slice(since, row + 1 - begin - since).sum().row(0, named=True)
         found = [(name, ns or 0) for name, ns in sums.items() if name != "busy"]
         return sorted((each for each in found if each[1] > 0), key=lambda each: (-each[1], each[0]))
 
@@ -455,31 +472,3 @@ def _previous(group: Rows, start: Times, ready: Times, end: Times) -> Rows:
     before = previous_in(group, start, end)
     place = np.maximum(before, 0)
     return np.where((before >= 0) & (end[place] <= start) & (ready[place] <= ready), before, -1)
-
-
-def _clocks(team: Times, table: pl.DataFrame, known: Sequence[int]) -> tuple[Times, Floats]:
-    """How far each rank's clock is ahead of the first one's: nanoseconds at 0, and the drift; shapes (ranks,).
-
-    Ranks that share collectives with one whose clock is known are aligned by their ends; others keep the wall clock.
-    """
-    offset, drift = np.array(known, np.int64)[0] - np.array(known, np.int64), np.zeros(len(known))
-    ends = table.select(
-        "rank", team=pl.Series(team, dtype=pl.Int64), end=pl.col("start_ns") + pl.col("duration_ns")
-    ).sort("team", "rank")
-    sets = ends.group_by("team", maintain_order=True).agg("rank", "end").filter(pl.col("rank").list.len() > 1)
-    groups = sets.group_by("rank", maintain_order=True).agg("end").iter_rows()
-    left = sorted(groups, key=lambda each: (-len(each[0]), -len(each[1])))
-    aligned: set[int] = set()
-    while left:
-        ranks, moments = left.pop(next((place for place, each in enumerate(left) if aligned & set(each[0])), 0))
-        origin = next((rank for rank in ranks if rank in aligned), ranks[0])
-        at = np.array(moments, np.int64).T
-        first = at[ranks.index(origin)]
-        first = first - offset[origin] - np.rint(drift[origin] * first).astype(np.int64)
-        new = [number for number, rank in enumerate(ranks) if rank not in aligned and rank != origin]
-        for number, ahead in zip(new, clock_shifts(np.vstack([first, at[new]]))[1:], strict=True):
-            rank, length = ranks[number], int(at[number, -1] - at[number, 0])
-            drift[rank] = float(ahead[-1] - ahead[0]) / length if length else 0.0
-            offset[rank] = int(ahead[0]) - round(drift[rank] * int(at[number, 0]))
-        aligned |= set(ranks)
-    return offset, drift

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -15,6 +17,8 @@ from stepscope.whatif.graph import Replay
 from stepscope.whatif.job import Saved
 
 Mask = npt.NDArray[np.bool_]
+_GONE: Final = 0.1
+"""What is left of a collective's time, at most, where a change removes it."""
 
 
 def collective_waits(view: StepView) -> pl.DataFrame:
@@ -94,14 +98,14 @@ def _waits(alone: IntervalSet, end: Times) -> Times:
 
 
 def _held(trace: Trace, end: Times, begun: Times, launched: Times) -> Times:
-    """How long before each end the next work had been launched; no bound where the host waited for the device then."""
+    """How long before each end the next work had been launched: no bound where the host first waited for the device."""
     order = np.argsort(begun, kind="stable")
     following = np.searchsorted(begun[order], end, side="left")
-    ready = np.append(launched[order], np.iinfo(np.int64).min // 4)[following]
+    ready = np.append(launched[order], np.iinfo(np.int64).max)[following]
     calls = trace.launches.filter(pl.col("kind") == "synchronise")
     waiting = union(calls["start_ns"].to_numpy(), (calls["start_ns"] + calls["duration_ns"]).to_numpy())
     waited = waiting.overlap_of(end - 1, end + 1) > 0
-    return np.where(waited, np.iinfo(np.int64).max, np.maximum(end - ready, 0))
+    return np.where(ready < end, end - ready, np.where(waited, np.iinfo(np.int64).max, 0))
 
 
 def saved_between(experiment: Experiment, met: pl.DataFrame, before: Replay, after: Replay) -> Saved:
@@ -117,16 +121,19 @@ def saved_between(experiment: Experiment, met: pl.DataFrame, before: Replay, aft
     end = start + met["duration_ns"].to_numpy()
     order = np.argsort(end, kind="stable")
     done = np.searchsorted(end[order], start - met["lead_ns"].to_numpy(), side="right")
-    earlier = starts[0] - starts[1]
-    own = _own(earlier, np.append(0, np.cumsum(less[order]))[done])
+    earlier, waited = starts[0] - starts[1], np.append(0, np.cumsum(less[order]))[done]
     scale = np.where(lasted > 0, lasts / np.maximum(lasted, 1), 1.0)
-    whole = np.array([experiment.length_ns(before) - experiment.length_ns(after)])
-    return Saved(pl.DataFrame({"before_ns": own, "transfer_scale": scale}), int(_own(whole, less.sum())[0]))
+    is_gone = (less > 0) & (scale < _GONE)
+    after_gone = np.append(0, np.cumsum(is_gone[order]))[done] > 0
+    whole = experiment.length_ns(before) - experiment.length_ns(after)
+    columns = {"before_ns": _own(earlier, waited), "transfer_scale": scale, "most_ns": earlier}
+    table = pl.DataFrame(columns).with_columns(pl.when(pl.Series(after_gone)).then("most_ns").alias("most_ns"))
+    return Saved(table, int(_own(np.array(whole), less.sum())), whole if is_gone.any() else None)
 
 
-def _own(earlier: Times, less: Times) -> Times:
-    """What is saved besides waiting: where the rest of that wait was not what the rank needed, nothing."""
-    return np.where(earlier >= 0, np.maximum(earlier - less, 0), earlier - less)
+def _own(earlier: Times, waited: Times) -> Times:
+    """What is saved besides waiting: nothing where other work took the place of the wait."""
+    return np.where(earlier >= 0, np.maximum(earlier - waited, 0), earlier - waited)
 
 
 def _moments(experiment: Experiment, met: pl.DataFrame, done: Replay) -> tuple[Times, Times]:

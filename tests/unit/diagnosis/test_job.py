@@ -26,7 +26,7 @@ def program(rank: Rank, input_ns: dict[int, int] = INPUT_NS) -> None:
                 main.data_loader(input_ns[rank.number], workers=True)
             with main.operator("aten::addmm"):
                 main.launch("gemm", rank.queue, 150 * US)
-            rank.reduce("0", RANKS)
+            rank.reduce("0", range(RANKS))
             main.item(rank.queue)
 
 

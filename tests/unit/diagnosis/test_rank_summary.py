@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from stepscope.analysis.communication import matched_collectives
+from stepscope.analysis.matching import matched_collectives
 from stepscope.diagnosis.rank_summary import RankSummary, keep_summary, kept_summary, rank_summary, summary_place
 from stepscope.diagnosis.ranks import across_ranks
 from stepscope.diagnosis.view import View

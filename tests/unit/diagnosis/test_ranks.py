@@ -7,7 +7,8 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
-from stepscope.analysis.communication import RankCollectives, clocks, collectives, matched_collectives
+from stepscope.analysis.communication import collectives
+from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.rank_summary import rank_record
 from stepscope.diagnosis.ranks import (
@@ -150,7 +151,7 @@ def test_clocks_that_drift_are_told_from_noise() -> None:
         return time + noise[time // 50_000_000] * 1_000
 
     matched = matched_collectives([ends_of(lambda time: time), ends_of(drifting), ends_of(noisy)])
-    first, second, third = clocks(matched)
+    first, second, third = clocks(matched).values()
     assert first == (0, 0.0, 0)
     assert second.drift == pytest.approx(20e-6, rel=1e-3)
     assert abs(second.ahead_ns - 5_000_001_000) < 1_000
@@ -164,8 +165,8 @@ def test_a_few_collectives_tell_no_drift() -> None:
     matched = matched_collectives(
         [ends_of(lambda time: time, count=10), ends_of(lambda time: time + time // 50_000, count=10)]
     )
-    assert [clock.drift for clock in clocks(matched)] == [0.0, 0.0]
-    assert clocks(matched_collectives([])) == []
+    assert [clock.drift for clock in clocks(matched).values()] == [0.0, 0.0]
+    assert clocks(matched_collectives([])) == {}
 
 
 def test_waiting_and_transfer_of_each_kind_and_size() -> None:

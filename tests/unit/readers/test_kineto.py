@@ -286,6 +286,7 @@ def test_the_arguments_of_device_work(tmp_path: Path) -> None:
     usage = {"registers per thread": 90, "shared memory": 49152, "est. achieved occupancy %": 25, "blocks per SM": 0.5}
     shape = {"grid": [64, 1, 1], "block": "128,1,1"}
     group = {"Collective name": "allreduce", "Process Group Name": 0, "Group size": 8, "In msg nelems": 99}
+    group |= {"Process Group Ranks": "[0, 1]", "Process Group Description": "mesh_tp", "Dst Rank": 1}
     events = [kernel(1, 2), kernel(5, 2)]
     events[0]["args"] |= usage | shape
     events[1] |= {"name": "ncclDevKernel_AllReduce"}
@@ -298,6 +299,8 @@ def test_the_arguments_of_device_work(tmp_path: Path) -> None:
     ]
     columns = ("collective", "group", "group_size", "message_elements", "message_type")
     assert rows(trace, "device_work", *columns)[1] == ("allreduce", "0", 8, 99, "Float")
+    columns = ("group_ranks", "group_description", "source_rank", "target_rank")
+    assert rows(trace, "device_work", *columns) == [(None, None, None, None), ("[0, 1]", "mesh_tp", None, 1)]
 
 
 def test_memory_instants(tmp_path: Path) -> None:

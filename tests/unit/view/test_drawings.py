@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.analysis.communication import MATCHED_SCHEMA, Clock
+from stepscope.analysis.matching import MATCHED_SCHEMA, Clock
 from stepscope.analysis.memory import GROUPINGS
 from stepscope.diagnosis.rank_summary import RankSteps, rank_steps
 from stepscope.diagnosis.ranks import Exchanges
@@ -119,16 +119,16 @@ def test_what_ranks_exchange_stands_beside_them() -> None:
     together = Exchanges(pl.DataFrame([row]), 3, (("rank 0", Clock(0, 0.0, 0)), ("rank 1", Clock(9, 2e-5, 1_000))))
     shown = ranks_json(ranks(), None, pl.DataFrame(schema=dict(MATCHED_SCHEMA)), [], together=together)
     assert shown["exchanges"] == [row]
-    assert "3 collectives; what remains is at most 1.0 us (rank 1" in shown["clocks"]
+    assert "3 exchanges; what remains is at most 1.0 us (rank 1" in shown["clocks"]
     assert "rank 1 drifts by 20.0 us in a second" in shown["clocks"]
 
 
 def test_a_steps_exchanges_are_drawn_on_one_clock() -> None:
-    arrivals = [[70, 50], [10, 40], [80, 60]]
+    arrivals = [[70, 50], [10, 40], [80]]
     waits = [[max(each) - one for one in each] for each in arrivals]
     late = pl.DataFrame({
         "step": [4, 5, 5], "kind": ["all_reduce", "all_gather", "all_to_all"], "bytes": [64, None, 8],
-        "last": [0, 1, 0], "late_ns": [20, 30, 20], "arrivals_ns": arrivals,
+        "last": [0, 1, 0], "late_ns": [20, 30, 20], "arrivals_ns": arrivals, "ranks": [[0, 1], [0, 1], [1]],
         "waits_ns": waits, "transfer_ns": [3, 4, 5],
     })  # fmt: skip
     together = Exchanges(pl.DataFrame(), 3, (("rank 0", Clock(0, 0.0, 0)),))
@@ -137,7 +137,7 @@ def test_a_steps_exchanges_are_drawn_on_one_clock() -> None:
         return ranks_json(ranks(), None, late, [], together=together, step=step)["drawn"]
 
     assert drawn(None) == {
-        "step": 5, "kinds": ["all_gather", "all_to_all"], "bytes": [None, 8], "arrivals_ns": [[0, 30], [70, 50]],
+        "step": 5, "kinds": ["all_gather", "all_to_all"], "bytes": [None, 8], "arrivals_ns": [[0, 30], [None, 70]],
         "ends_ns": [34, 75], "left_out": 0,
     }  # fmt: skip
     assert drawn(4)["arrivals_ns"] == [[20, 0]]
@@ -147,7 +147,8 @@ def test_a_steps_exchanges_are_drawn_on_one_clock() -> None:
 
 def test_the_slowest_rank_is_the_one_that_others_wait_for_longest() -> None:
     arrivals = [[7, 5], [1, 4], [8, 6]]
-    late = pl.DataFrame({"step": [4, 4, 4], "last": [0, 1, 0], "late_ns": [2, 3, 2], "arrivals_ns": arrivals})
+    times = {"late_ns": [2, 3, 2], "arrivals_ns": arrivals}
+    late = pl.DataFrame({"step": [4, 4, 4], "last": [0, 1, 0], **times, "ranks": [[0, 1]] * 3})
     shown = ranks_json(ranks(), None, late, [])
     assert shown["slowest"] == [None, 0, None]
     assert (shown["cause"], shown["ns"]) == ("late", [[0, 4, None], [None, 3, 0]])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import polars as pl
 import pytest
 
+from stepscope.diagnosis.job import job_of
 from stepscope.diagnosis.rank_summary import rank_summary
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
@@ -39,7 +40,7 @@ def data_parallel(late: dict[int, int]) -> Program:
         for number in range(STEPS):
             with rank.main.step(number):
                 step(rank, late.get(rank.number, 0))
-                rank.reduce("0", RANKS)
+                rank.reduce("0", range(RANKS))
                 rank.main.item(rank.queue)
 
     return program
@@ -53,9 +54,9 @@ def tensor_parallel(late: dict[int, int]) -> Program:
         for number in range(STEPS):
             with rank.main.step(number):
                 step(rank, late.get(rank.number, 0))
-                rank.reduce(f"pair {pair}", 2, transfer_ns=20 * US)
+                rank.reduce(f"pair {pair}", [2 * pair, 2 * pair + 1], transfer_ns=20 * US)
                 step(rank, 0, layers=2)
-                rank.reduce(f"place {place}", 2)
+                rank.reduce(f"place {place}", [place, place + 2])
                 rank.main.item(rank.queue)
 
     return program
@@ -73,7 +74,7 @@ def beside(late: dict[int, int]) -> Program:
                     with main.operator("aten::addmm"):
                         main.launch("gemm", rank.queue, 40 * US)
                     main.wait_event(sends, main.record_event(rank.queue))
-                    rank.reduce("0", RANKS, queue=sends)
+                    rank.reduce("0", range(RANKS), queue=sends)
                 main.wait_event(rank.queue, main.record_event(sends))
                 with main.optimizer_step(), main.operator("aten::_fused_adamw_"):
                     main.launch("adamw", rank.queue, 25 * US)
@@ -99,7 +100,9 @@ def late(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("job")
     write_job(folder, job(RANKS, program({2: LATE_NS, 1: SECOND_NS})))
     views = [View(open_trace(folder / f"rank{number}.json")) for number in range(RANKS)]
-    return Late(views, Job([rank_summary(view).times for view in views]), program)
+    found = job_of([rank_summary(view) for view in views])
+    assert found is not None
+    return Late(views, found, program)
 
 
 def simulated_step_ns(ranks: list[Rank]) -> float:

@@ -1,4 +1,4 @@
-/** What all ranks exchange: one step's collectives across them, on one clock, and all of them by kind and size. */
+/** What ranks exchange: one step's exchanges across them, on one clock, and all of them by kind, size and group. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { DrawnStep, Exchange, Ranks } from "../documents";
@@ -20,7 +20,7 @@ export function Exchanges({ document }: { document: Ranks }) {
   if (!exchanges.length) return null;
   return (
     <section class="stack exchanges">
-      <h3>What all ranks exchange</h3>
+      <h3>What ranks exchange</h3>
       {drawn && (
         <>
           <p class="scale-of small muted">
@@ -56,8 +56,11 @@ export function Exchanges({ document }: { document: Ranks }) {
 const COLUMNS: Column<Exchange>[] = [
   { name: "kind", title: "Exchange", value: (row) => nameOf(row.kind) },
   { name: "bytes", title: "Message", value: (row) => row.bytes, isNumber: true, width: 110, spare: 2, tip: "Of one rank" },
+  { name: "group", title: "Group", value: (row) => row.group, width: 130, spare: 3, tip: "What the program calls it" },
+  { name: "ranks", title: "Ranks", value: (row) => row.ranks, isNumber: true, width: 80, spare: 2, tip: "In a group" },
+  { name: "groups", title: "Groups", value: (row) => row.groups, isNumber: true, width: 80, spare: 4, tip: "Of so many ranks, that exchange this" },
   { name: "per_step", title: "A step", value: (row) => row.per_step, isNumber: true, width: 90 },
-  { name: "wait_ns", title: "Waiting", value: (row) => row.wait_ns, isNumber: true, width: 120, tip: "For the last rank, a step, in the mean of all ranks" },
+  { name: "wait_ns", title: "Waiting", value: (row) => row.wait_ns, isNumber: true, width: 120, tip: "For the last rank, a step, in the mean of the ranks" },
   { name: "transfer_ns", title: "Transfer", value: (row) => row.transfer_ns, isNumber: true, width: 120, tip: "From the last rank's arrival to the end, a step" },
   { name: "bus_gb_per_s", title: "GB/s", value: (row) => row.bus_gb_per_s, isNumber: true, width: 90, spare: 1, tip: "On each link during transfers, as nccl-tests counts" },
   { name: "last", title: "Most often last", value: (row) => row.last, width: 150, spare: 3 },
@@ -73,7 +76,7 @@ function Across({ document, drawn }: { document: Ranks; drawn: DrawnStep }) {
   const [box, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const [spot, setSpot] = useState<(Spot & { text: string }) | null>(null);
-  const lasts = useMemo(() => arrivals.map((each) => Math.max(...each)), [arrivals]);
+  const lasts = useMemo(() => arrivals.map((each) => Math.max(...each.filter((one) => one !== null))), [arrivals]);
   const length = Math.max(...ends, 1);
   const tall = Math.min(ROW, TALLEST / ranks.length);
   const height = tall * ranks.length;
@@ -99,6 +102,7 @@ function Across({ document, drawn }: { document: Ranks; drawn: DrawnStep }) {
     arrivals.forEach((each, number) => {
       const last = lasts[number]!;
       each.forEach((arrival, rank) => {
+        if (arrival === null) return;
         const [y, high] = [rank * tall, Math.max(tall - gap, 0.5)];
         context.fillStyle = `rgb(${token("--heat")} / .45)`;
         context.fillRect(LABELS + arrival * scale, y, (last - arrival) * scale, high);
@@ -123,7 +127,7 @@ function Across({ document, drawn }: { document: Ranks; drawn: DrawnStep }) {
     const rank = Math.floor((event.clientY - place.top) / tall);
     const time = (event.clientX - place.left - LABELS) / scale;
     if (rank < 0 || rank >= ranks.length || time < 0) return null;
-    const number = ends.findIndex((end) => time <= end + 2 / scale);
+    const number = ends.findIndex((end, place) => arrivals[place]![rank] !== null && time <= end + 2 / scale);
     if (number < 0) return null;
     const [arrival, last, bytes] = [arrivals[number]![rank]!, lasts[number]!, drawn.bytes[number]];
     const what = `${ranks[rank]!.name}: ${nameOf(drawn.kinds[number]!)}${bytes === null ? "" : `, ${size(bytes!)}`}`;

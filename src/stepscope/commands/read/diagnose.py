@@ -24,6 +24,7 @@ from stepscope.commands.shared.options import (
     file_to_write,
     suggestion,
     user_code_from,
+    whole,
 )
 from stepscope.commands.shared.options import row_count as whole_number
 from stepscope.commands.shared.processes import FEW, in_processes, process_count
@@ -39,6 +40,7 @@ from stepscope.commands.shared.reading import (
     with_evidence,
 )
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.report.brief import TOKENS, as_data, fitted
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
@@ -64,6 +66,7 @@ examples:
   stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
   stepscope diagnose trace.json --diff - | git apply         the safe changes of your own lines
   stepscope diagnose trace.json --steps 10:20                only these steps
+  stepscope diagnose trace.json --for-assistant              for a coding assistant: about 2,000 tokens
   stepscope diagnose trace.json --fail-on 10%                in CI: exit 1 if a finding would save 10 % or more
   stepscope diagnose trace.json --json - | jq .findings      for programs
   stepscope diagnose trace.json --set input-bound.share=10%
@@ -71,6 +74,7 @@ examples:
 """
 _TEXT_ROWS: Final = 5
 _REPORT_ROWS: Final = 20
+_ASSISTANT_WIDTH: Final = 160
 _NOTEWORTHY_SHARE: Final = 0.01
 _WORTHWHILE_BYTES: Final = 1 << 20
 """Of traces, from which reading them takes longer than starting processes."""
@@ -98,6 +102,18 @@ def prepare_parser(parser: CommandParser) -> None:
     reports.add_argument(
         "--diff", metavar="FILE", type=file_to_write, help="changes of your own files, for git apply or patch -p1"
     )
+    reports.add_argument(
+        "--for-assistant",
+        action="store_true",
+        help="print the most important parts, marked as data, for a coding assistant",
+    )
+    reports.add_argument(
+        "--tokens",
+        metavar="N",
+        type=whole(200),
+        default=TOKENS,
+        help=f"with --for-assistant: at most about N ({TOKENS})",
+    )
     reports.add_argument("--redact", action="store_true", help="remove paths, host, user and process names")
     what = parser.add_argument_group("what is shown")
     what.add_argument(
@@ -122,7 +138,7 @@ def prepare_parser(parser: CommandParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Diagnose every trace, write the reports, and return the exit code under --fail-on."""
     targets = [each for each in (arguments.json, arguments.markdown, arguments.html, arguments.diff) if each == "-"]
-    if len(targets) > 1:
+    if len(targets) + arguments.for_assistant > 1:
         raise UsageError("only one report can go to standard output")
     if arguments.diff and arguments.redact:
         raise UsageError("a diff shows your own files, which --redact removes: use only one of them")
@@ -326,6 +342,12 @@ def _write(
         is_printed=False,
         json=lambda: json_reports(reports, across, unreadable, job),
     )
+    if arguments.for_assistant:
+        from stepscope.report.text import text_of
+
+        text = text_of(diagnosis_document(reports, across, unreadable), width=_ASSISTANT_WIDTH, top=top)
+        output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
+        return
     if "-" not in targets:
         document = diagnosis_document(reports, across, unreadable, job=job, every=arguments.verbose)
         output.print_document(document, top=top)

@@ -568,7 +568,7 @@ def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
 def _ranks_in_file(
     reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str], job: JobSteps | None
 ) -> dict[str, bytes]:
-    from stepscope.analysis.communication import matched_collectives
+    from stepscope.analysis.matching import matched_collectives
     from stepscope.diagnosis.ranks import exchanges
     from stepscope.report.diagnosis import job_sentences
     from stepscope.view.drawings import ranks_json

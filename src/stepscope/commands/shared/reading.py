@@ -36,6 +36,8 @@ MOST_FILES: Final = 64
 """Most files read, since a trace can name any number."""
 _INSTALLED: Final = ("site-packages", "dist-packages")
 SOURCE_ENDINGS: Final = (".py", ".pyi", ".pyx", ".pyw")
+SOURCES_VARIABLE: Final = "STEPSCOPE_SOURCES"
+"""Environment variable: folders, as in PATH, outside of which no source that a trace names is read."""
 
 
 class UserSources:
@@ -63,7 +65,7 @@ def _source(recorded: str, folder: Path) -> UserSource | None:
         return None
     try:
         place = Path(os.path.realpath(folder / recorded))
-        data = _content(place, LARGEST_BYTES) if place.is_file() else None
+        data = _content(place, LARGEST_BYTES) if place.is_file() and _may_be_shown(place) else None
         if data is None:
             return None
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
@@ -114,9 +116,15 @@ def source_lines(recorded: str, wanted: str, root: str | None) -> tuple[str, lis
     if root is not None and not os.path.isdir(root):
         raise UsageError(f"--source-root {root} is not a folder")
     for place in _candidates(recorded, wanted, root):
-        if os.path.isfile(place):  # False also for invalid file names
+        if os.path.isfile(place) and _may_be_shown(place):  # False also for invalid file names
             return str(place), _lines(place)
     return None
+
+
+def _may_be_shown(place: Path) -> bool:
+    folders = os.environ.get(SOURCES_VARIABLE)
+    real = Path(os.path.realpath(place))
+    return folders is None or any(real.is_relative_to(os.path.realpath(each)) for each in folders.split(os.pathsep))
 
 
 def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:

@@ -232,7 +232,7 @@ class Ranks:
 
     def _together(self, known: Sequence[RankSummary]) -> tuple[pl.DataFrame, list[str], Exchanges]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
-        from stepscope.analysis.communication import matched_collectives
+        from stepscope.analysis.matching import matched_collectives
         from stepscope.diagnosis.job import job_of, job_steps
         from stepscope.diagnosis.ranks import across_ranks, exchanges
         from stepscope.report.diagnosis import job_sentences

@@ -22,7 +22,7 @@ from stepscope.readers.gathering import fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
 from stepscope.readers.kineto.scanned import Rows, RowTables, Scan
-from stepscope.trace.tables import SCHEMAS
+from stepscope.trace.tables import EXCHANGE_COLUMNS, SCHEMAS
 
 MOST_OPEN: Final = 1_000_000
 """Open beginnings that are kept; a recording has a few on each thread."""
@@ -353,9 +353,7 @@ class Columns:
             "shared_memory_bytes": arguments.integers([arguments.integer(a.shared_memory) for a in args]),
             "occupancy": pl.Series([a.occupancy for a in args], dtype=pl.Float64, strict=False) / 100,
             **self._argument_columns("device_work", args, "correlation", "grid", "block", "blocks_per_multiprocessor"),
-            **self._argument_columns(
-                "device_work", args, "collective", "group", "group_size", "message_elements", "message_type", "module"
-            ),
+            **self._argument_columns("device_work", args, *EXCHANGE_COLUMNS, "module"),
         }
 
     def _frames(self, events: list[Event]) -> dict[str, pl.Series]:

@@ -22,6 +22,7 @@ from stepscope.readers.event_names import is_annotation
 from stepscope.readers.gathering import fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event, decode_events
+from stepscope.trace.tables import EXCHANGE_COLUMNS
 
 try:
     from stepscope.readers.kineto import _scanner
@@ -429,9 +430,10 @@ class RowTables:
             "correlation": rows.integers("correlation"),
             **{name: self._raw(rows.coded(name)) for name in ("grid", "block")},
             "blocks_per_multiprocessor": rows.numbers("blocks_per_multiprocessor"),
-            **{name: self.text(rows.coded(name)) for name in ("collective", "group")},
-            **{name: rows.integers(name) for name in ("group_size", "message_elements")},
-            "message_type": self.text(rows.coded("message_type")),
+            **{
+                name: self.text(rows.coded(name)) if kind == pl.String else rows.integers(name)
+                for name, kind in EXCHANGE_COLUMNS.items()
+            },
             "module": np.full(len(rows), _NO_CODE, np.uint32),  # the scanner leaves events that name one to `Columns`
         }
 
