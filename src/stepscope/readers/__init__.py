@@ -16,6 +16,7 @@ import msgspec
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.files import text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
+from stepscope.readers.collective_logs import is_collective_log, kind_of_log
 from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.counters import ConsecutiveSteps
@@ -107,6 +108,8 @@ def what_it_is(head: bytes) -> str | None:
             return name
     if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
         return "a tar archive: unpack it and give the trace inside"
+    if log := kind_of_log(head):
+        return f"a log of collectives ({log}), not a trace: stepscope diagnose FILE says what it shows"
     text = text_of(head)
     if b'"traceEvents"' in text:
         return None
@@ -296,7 +299,11 @@ def trace_files(path: str | Path) -> list[Path]:
         return profiles
     known = (*_SUFFIXES, *_XLA_SUFFIXES)
     found = without_xla_twins(
-        sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known))
+        sorted(
+            child
+            for child in place.iterdir()
+            if child.is_file() and child.name.endswith(known) and not is_collective_log(child)
+        )
     )
     if not found:
         raise UnreadableTraceError(f"the folder {place} contains no trace file ({', '.join(known)})")

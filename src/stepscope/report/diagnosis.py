@@ -221,6 +221,7 @@ def diagnosis_document(
     reports: Sequence[TraceReport],
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    logged: Sequence[Block] = (),
     *,
     job: JobSteps | None = None,
     every: bool = True,
@@ -230,6 +231,7 @@ def diagnosis_document(
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed.
+        logged: what logs of collectives show beside the traces.
         job: what the steps of the ranks together wait for.
         every: show every rank, not only the one that can save most.
 
@@ -241,7 +243,7 @@ def diagnosis_document(
     without = section_if(unreadable_heading(unreadable), *_items(unreadable_sentences(unreadable)))
     if len(reports) == 1:
         name = file_name(reports[0].diagnosis.metadata.path) or "a trace"
-        return Document(name, (*_rank(reports[0], name), *without))
+        return Document(name, (*_rank(reports[0], name), *logged, *without))
     diagnoses = [report.diagnosis for report in reports]
     things = ranks_or_traces(diagnoses)
     holds = {} if job is None else dict(job.parts.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
@@ -265,6 +267,7 @@ def diagnosis_document(
             *section_if(f"The {things} together", *shared),
             *_job(job),
             *_exchanges(reports),
+            *logged,
             *texts("" if every else below),
             *groups,
         ),
@@ -463,6 +466,7 @@ def json_reports(
     reports: Sequence[TraceReport],
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    logged: dict[str, Any] | None = None,
     job: JobSteps | None = None,
 ) -> dict[str, Any]:
     """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
@@ -470,11 +474,13 @@ def json_reports(
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed, as {"path", "reason"}.
+        logged: what logs of collectives show beside the traces.
         job: what the steps of the ranks together wait for.
     """
     found = [json_report(report) for report in reports]
+    beside = {} if logged is None else {"collectives": logged}
     if len(found) == 1:
-        return {**found[0], "unreadable": unreadable}
+        return {**found[0], "unreadable": unreadable, **beside}
     together = exchanges([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
@@ -483,6 +489,7 @@ def json_reports(
         exchanges=together.table,
         clocks=[{"rank": name, **clock._asdict()} for name, clock in together.clocks],
         unreadable=unreadable,
+        **beside,
     )
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
@@ -34,6 +34,7 @@ from stepscope.commands.shared.reading import (
     kept_as_rank,
     open_from,
     readable_traces,
+    redacted,
     redactor_of,
     side_files,
     trace_paths,
@@ -44,6 +45,7 @@ from stepscope.report.brief import TOKENS, as_data, fitted
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
+    from stepscope.analysis.desync import Desync
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import SideFile
     from stepscope.diagnosis.diagnosis import Unreadable
@@ -52,9 +54,12 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.rank_summary import RankRecord
     from stepscope.diagnosis.rule import Rule
+    from stepscope.readers.collective_logs import CollectiveLogs
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
 
+Logged: TypeAlias = "tuple[str, CollectiveLogs, Desync]"
+"""Where logs of collectives are, what they hold, and what it shows."""
 MOST_ROWS: Final = 1_500_000
 """Rows of a trace that are diagnosed unless asked otherwise: about 600 MB of JSON, 12 s and 1.4 GiB."""
 NAME: Final = "diagnose"
@@ -63,6 +68,7 @@ _EXAMPLES: Final = """\
 examples:
   stepscope diagnose trace.json.gz
   stepscope diagnose traces/                                 every rank's trace in a folder
+  stepscope diagnose dumps/                                  why a job hangs: the flight recorder's dumps of its ranks
   stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
   stepscope diagnose trace.json --diff - | git apply         the safe changes of your own lines
   stepscope diagnose trace.json --steps 10:20                only these steps
@@ -146,6 +152,10 @@ def run(arguments: argparse.Namespace) -> int:
         rule_named(name)
     if len(arguments.paths) == 1 and _is_answered_as_job(arguments):
         return 0
+    logged = _collective_logs(arguments)
+    if logged is not None and not arguments.paths:
+        _write_logged(arguments, logged)
+        return 0
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
@@ -166,7 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     across = _across(arguments, [report.rank.record for report in reports if report.rank is not None])
     reports, job = _as_job(arguments, reports)
-    _write(arguments, reports, across, _redacted(unreadable, arguments), job)
+    _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
@@ -224,6 +234,42 @@ def _is_answered_as_job(arguments: argparse.Namespace) -> bool:
         arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
     )
     return True
+
+
+def _collective_logs(arguments: argparse.Namespace) -> Logged | None:
+    """What the logs of collectives among the paths show, if any; arguments keep the paths that have traces too."""
+    from stepscope.readers.collective_logs import collective_logs, log_files
+
+    by_path = {path: log_files(path) for path in arguments.paths if path != "-"}
+    files = [file for found in by_path.values() for file in found]
+    if not files:
+        return None
+    from stepscope.analysis.desync import desync
+
+    def has_traces(path: str) -> bool:
+        try:
+            return not by_path.get(path) or (os.path.isdir(path) and bool(trace_paths(path)))
+        except StepscopeError:
+            return False
+
+    logs = collective_logs(files)
+    names = {
+        name
+        for process in logs.processes
+        for name in (process.host, process.name)
+        if process.rank is None or name == process.host
+    }
+    found = redacted(arguments, (logs, desync(logs)), sorted(names - {""}), [str(file) for file in files])
+    path = arguments.paths[0] if len(by_path) == 1 else f"{len(files)} logs"
+    arguments.paths = [path for path in arguments.paths if has_traces(path)]
+    return (redacted(arguments, path), *found)
+
+
+def _write_logged(arguments: argparse.Namespace, logged: Logged) -> None:
+    from stepscope.report.desync import desync_document, desync_json
+
+    top = arguments.top if arguments.top is not None else _REPORT_ROWS
+    output.write_reports(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
 
 
 def parsed_share(text: str) -> float:
@@ -327,29 +373,33 @@ def _write(
     reports: Sequence[TraceReport],
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
+    logged: Logged | None,
     job: JobSteps | None,
 ) -> None:
     from stepscope.commands.read.documents import report_file
+    from stepscope.report.desync import desync_blocks, desync_record
     from stepscope.report.diagnosis import diagnosis_document, json_reports
+
+    blocks = [] if logged is None else [*desync_blocks(*logged[1:], headed=True)]
 
     targets = (arguments.json, arguments.markdown, arguments.html, arguments.diff)
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     output.write_reports(
         arguments,
-        lambda: diagnosis_document(reports, across, unreadable, job=job),
+        lambda: diagnosis_document(reports, across, unreadable, blocks, job=job),
         top=top,
         page=lambda: report_file(reports, across, unreadable, job),
         is_printed=False,
-        json=lambda: json_reports(reports, across, unreadable, job),
+        json=lambda: json_reports(reports, across, unreadable, logged and desync_record(*logged), job),
     )
     if arguments.for_assistant:
         from stepscope.report.text import text_of
 
-        text = text_of(diagnosis_document(reports, across, unreadable), width=_ASSISTANT_WIDTH, top=top)
+        text = text_of(diagnosis_document(reports, across, unreadable, job=job), width=_ASSISTANT_WIDTH, top=top)
         output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
         return
     if "-" not in targets:
-        document = diagnosis_document(reports, across, unreadable, job=job, every=arguments.verbose)
+        document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=arguments.verbose)
         output.print_document(document, top=top)
         return
     for each in unreadable:
