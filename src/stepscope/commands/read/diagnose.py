@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.rank_summary import RankRecord
     from stepscope.diagnosis.rule import Rule
     from stepscope.diagnosis.view import View
@@ -191,8 +192,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     across = _across(arguments, [report.rank.record for report in reports if report.rank is not None])
-    reports = _without_answered(reports)
-    _write(arguments, reports, across, _redacted(unreadable, arguments), logged)
+    reports, job = _as_job(arguments, reports)
+    _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
@@ -440,15 +441,23 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
     return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
-def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
-    """Drop what is said about one rank but the ranks together answer, or know better."""
+def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[list[TraceReport], JobSteps | None]:
+    """The reports with what the ranks together answer or know better, and what the job's steps wait for."""
     if len(reports) < 2:
-        return reports
-    from stepscope.diagnosis.ranks import without_answered, without_waits
+        return reports, None
+    from stepscope.diagnosis.job import job_of, job_steps, promised
+    from stepscope.diagnosis.ranks import without_answered
 
     diagnoses = without_answered([report.diagnosis for report in reports])
-    diagnoses = without_waits(diagnoses, [report.rank.record if report.rank else None for report in reports])
-    return [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
+    reports = [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
+    summaries = [report.rank for report in reports if report.rank is not None]
+    job = job_of(summaries) if len(summaries) == len(reports) else None
+    if job is None:
+        return reports, None
+    steps = job_steps(job, summaries)
+    saved, least = [report.saved for report in reports], _minimum_share(arguments)
+    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=least)
+    return [replace(report, diagnosis=each) for report, each in zip(reports, diagnoses, strict=True)], steps
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -464,6 +473,7 @@ def _write(
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
     logged: Logged | None,
+    job: JobSteps | None,
 ) -> None:
     from stepscope.commands.read.documents import report_file
     from stepscope.report.desync import desync_blocks, desync_record
@@ -475,20 +485,21 @@ def _write(
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     output.write_reports(
         arguments,
-        lambda: diagnosis_document(reports, across, unreadable, blocks),
+        lambda: diagnosis_document(reports, across, unreadable, blocks, job=job),
         top=top,
-        page=lambda: report_file(reports, across, unreadable),
+        page=lambda: report_file(reports, across, unreadable, job),
         is_printed=False,
-        json=lambda: json_reports(reports, across, unreadable, logged and desync_record(*logged)),
+        json=lambda: json_reports(reports, across, unreadable, logged and desync_record(*logged), job),
     )
     if arguments.for_assistant:
         from stepscope.report.text import text_of
 
-        text = text_of(diagnosis_document(reports, across, unreadable), width=_ASSISTANT_WIDTH, top=top)
+        text = text_of(diagnosis_document(reports, across, unreadable, job=job), width=_ASSISTANT_WIDTH, top=top)
         output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
         return
     if "-" not in targets:
-        output.print_document(diagnosis_document(reports, across, unreadable, blocks, every=arguments.verbose), top=top)
+        document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=arguments.verbose)
+        output.print_document(document, top=top)
         return
     for each in unreadable:
         print(f"stepscope: skipped: {printable(each.reason)}", file=sys.stderr)
