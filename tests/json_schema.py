@@ -29,7 +29,7 @@ from stepscope.compare import bench, history
 from stepscope.compare.comparison import Comparison, compare_traces
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import SideSummary
-from stepscope.diagnosis import diagnosis, finding
+from stepscope.diagnosis import diagnosis, finding, job
 from stepscope.diagnosis.ranks import EXCHANGE_SCHEMA
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import CompileUse
@@ -220,9 +220,15 @@ class RankClock(TypedDict):
     error_ns: int
 
 
+class JobSteps(_part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "apart")):
+    parts: _rows(job.PART_SCHEMA)
+    holders: _rows(job.HOLDER_SCHEMA)
+
+
 class Ranks(Document):
     """`stepscope diagnose` of several traces."""
 
+    job_steps: JobSteps | None
     ranks: list[Diagnosis]
     across_ranks: list[Finding]
     exchanges: _rows(EXCHANGE_SCHEMA)

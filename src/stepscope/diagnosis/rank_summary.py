@@ -30,10 +30,10 @@ from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
-from stepscope.readers import place_among_xla_hosts
-from stepscope.readers.source_lines import variant_of
+from stepscope.readers import place_among_xla_hosts, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
+from stepscope.whatif.job import RankTimes
 
 BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
@@ -88,8 +88,18 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
+    """What is kept of one rank.
+
+    Attributes:
+        waits: for each collective of the record lead_ns and wait_ns, as in `stepscope.whatif.job.RankTimes`.
+        start_ns, end_ns: of the measured steps.
+    """
+
     steps: RankSteps
     record: RankRecord
+    waits: pl.DataFrame
+    start_ns: int
+    end_ns: int
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -99,11 +109,29 @@ class RankSummary:
     def at(self, path: str) -> RankSummary:
         """The summary of the same content at another place."""
         name = self.steps.name if self.steps.rank is not None else path
-        return RankSummary(replace(self.steps, path=path, name=name), replace(self.record, path=path, name=name))
+        return replace(
+            self, steps=replace(self.steps, path=path, name=name), record=replace(self.record, path=path, name=name)
+        )
+
+    @property
+    def times(self) -> RankTimes:
+        """The rank as a part of its job."""
+        record = self.record
+        return RankTimes(
+            name=record.name,
+            kept=record.collectives,
+            waits=self.waits,
+            cause_ns={cause: ns * record.steps for cause, ns in record.causes.items()},
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            steps=record.steps,
+        )
 
 
 def rank_summary(view: View) -> RankSummary:
-    return RankSummary(rank_steps(view), rank_record(view))
+    record = rank_record(view)
+    waits = view.met.select("lead_ns", "wait_ns").head(record.collectives.table.height)
+    return RankSummary(rank_steps(view), record, waits, view.window.start_ns, view.window.end_ns)
 
 
 def rank_record(view: View) -> RankRecord:
@@ -228,7 +256,7 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
     Raises:
         UnreadableTraceError: the file cannot be read.
     """
-    content = TraceCache().key_of(path, variant_of(path), least_bytes=0)
+    content = trace_key(path, TraceCache(), least_bytes=0)
     known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 

@@ -15,7 +15,7 @@ import polars as pl
 from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
-from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
@@ -106,31 +106,6 @@ def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = N
     most = max(apart, key=lambda finding: finding.saving_ns_per_step, default=None)  # both describe the same waits
     findings = [finding for finding in (most, _slow(records, matched, steps)) if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
-
-
-def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord | None]) -> list[Diagnosis]:
-    """Drop a rank's findings about communication if most of their saving is waiting for later ranks.
-
-    Args:
-        records: one per diagnosed rank, None where it is missing.
-    """
-    known = [record for record in records if record is not None]
-    matched = matched_collectives([record.collectives for record in known])
-    if matched.is_empty() or _some_missing(known):
-        return list(diagnoses)
-    waits = dict(zip((record.name for record in known), _waits_ns(matched, len(known)), strict=True))
-    asks = exposed_communication.RULE.id
-
-    def stays(finding: Finding, record: RankRecord | None) -> bool:
-        waited = 0 if record is None else waits[record.name]
-        return finding.rule != asks or waited < EXPLAINED * finding.saving_ns_per_step
-
-    def without(diagnosis: Diagnosis, record: RankRecord | None) -> Diagnosis:
-        findings = tuple(each for each in diagnosis.findings if stays(each, record))
-        dropped = len(findings) < len(diagnosis.findings)  # with them goes what all findings save together
-        return replace(diagnosis, findings=findings, together=None if dropped else diagnosis.together)
-
-    return [without(diagnosis, record) for diagnosis, record in zip(diagnoses, records, strict=True)]
 
 
 def _waits_ns(matched: pl.DataFrame, ranks: int) -> list[int]:
