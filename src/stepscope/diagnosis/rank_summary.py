@@ -30,7 +30,7 @@ from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
-from stepscope.readers import place_among_xla_hosts, trace_key
+from stepscope.readers import place_in_job, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
 from stepscope.whatif.job import RankTimes
@@ -257,7 +257,7 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
         UnreadableTraceError: the file cannot be read.
     """
     content = trace_key(path, TraceCache(), least_bytes=0)
-    known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
+    known = [content, place_in_job(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 
 
