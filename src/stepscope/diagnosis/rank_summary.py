@@ -23,13 +23,14 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_on_host
+from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
+from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.matching import RankCollectives
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
-from stepscope.readers import place_among_xla_hosts
-from stepscope.readers.source_lines import variant_of
+from stepscope.machine.devices import find_device
+from stepscope.readers import place_among_xla_hosts, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
 from stepscope.whatif.job import RankTimes
@@ -69,6 +70,7 @@ class RankRecord:
         places: the user's lines for each cause.
         exposed_ns: time per step in which the rank only communicates.
         on_device: whether the collectives run on a device.
+        link_gb_per_s: peak of the device's links to others of its machine together, one direction; None where unknown.
     """
 
     name: str
@@ -81,6 +83,7 @@ class RankRecord:
     places: dict[str, tuple[Location, ...]]
     exposed_ns: int
     on_device: bool
+    link_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +140,12 @@ def rank_record(view: View) -> RankRecord:
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
-    columns = ("kind", "group", "description", "members", "source", "target", "bytes", "start_ns", "duration_ns")
+    columns = ("kind", "group", "description", "members", "source", "target", "bytes", "start_ns", "duration_ns",
+               "algorithm")  # fmt: skip
     size = pl.col("ranks").fill_null(pl.lit(trace.metadata.world_size, pl.Int64))
-    table = found.select(*columns, group_size=size).with_columns(step=pl.Series(number, dtype=pl.Int64))
+    table = found.select(*columns, group_size=size).with_columns(
+        step=pl.Series(number, dtype=pl.Int64), exposed_ns=_exposed(view, found)
+    )
     before = _before(view, found)
     if table.height > _MOST_COLLECTIVES:
         steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
@@ -162,7 +168,25 @@ def rank_record(view: View) -> RankRecord:
         places=places,
         exposed_ns=exposed + waiting,
         on_device=bool(found["on_device"].any()),
+        link_gb_per_s=_link_gb_per_s(view),
     )
+
+
+def _exposed(view: View, found: pl.DataFrame) -> pl.Series:
+    """Time in each collective in which the rank computes nothing."""
+    starts = found["start_ns"].to_numpy()
+    ends = starts + found["duration_ns"].to_numpy()
+    if view.device is None:
+        bare = exposed_intervals_on_host(view.trace, view.span)
+        return pl.Series(bare.covered_until(ends) - bare.covered_until(starts))
+    compute = busy_intervals(view.work.filter(pl.col("kind") == "compute"), view.window)
+    return pl.Series(ends - starts - (compute.covered_until(ends) - compute.covered_until(starts)))
+
+
+def _link_gb_per_s(view: View) -> float | None:
+    mine = next((one for one in view.trace.metadata.devices if one.device == view.device), None)
+    known = None if mine is None else find_device(mine)
+    return None if known is None or known.peer_link_bytes_s is None else known.peer_link_bytes_s / 1e9
 
 
 def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
@@ -232,7 +256,7 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
     Raises:
         UnreadableTraceError: the file cannot be read.
     """
-    content = TraceCache().key_of(path, variant_of(path), least_bytes=0)
+    content = trace_key(path, TraceCache(), least_bytes=0)
     known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 

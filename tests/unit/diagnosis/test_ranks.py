@@ -176,7 +176,8 @@ def test_waiting_and_transfer_of_each_kind_and_size() -> None:
         "all_reduce", 2**22, 1.0, "rank 1", 1.0,
     )  # fmt: skip
     assert (row["wait_ns"], row["transfer_ns"]) == (200_000, 900_000 - 601_015)  # rank 0 waits 400,000, rank 1 nothing
-    assert row["bus_gb_per_s"] == 2**22 / (900_000 - 601_015)
+    assert row["bus_gb_per_s"] == row["algorithm_gb_per_s"] == 2**22 / (900_000 - 601_015)
+    assert (row["link_share"], row["overlapped_share"], row["most_exposed"]) == (None, 0.0, "rank 0")
     assert exchanges([]).table.is_empty()
 
 
