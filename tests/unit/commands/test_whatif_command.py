@@ -354,4 +354,5 @@ def test_a_folder_is_answered_for_the_job(tmp_path: Path, capsys: pytest.Capture
 
 def test_a_rank_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     late_job(tmp_path)
-    assert "has no trace of rank 7; it has 0, 1, 2" in refused(capsys, str(tmp_path), "--remove", "input", "--rank", "7")
+    said = refused(capsys, str(tmp_path), "--remove", "input", "--rank", "7")
+    assert "has no trace of rank 7; it has 0, 1, 2" in said
