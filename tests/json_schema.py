@@ -18,7 +18,7 @@ import polars as pl
 from typing_extensions import NotRequired, TypedDict
 
 import stepscope
-from stepscope.analysis import batch_size, memory, stragglers
+from stepscope.analysis import batch_size, desync, memory, stragglers
 from stepscope.analysis.allocator import FIT_SCHEMA
 from stepscope.analysis.captured import GraphUse
 from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse
@@ -29,7 +29,7 @@ from stepscope.compare import bench, history
 from stepscope.compare.comparison import Comparison, compare_traces
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import SideSummary
-from stepscope.diagnosis import diagnosis, finding
+from stepscope.diagnosis import diagnosis, finding, job
 from stepscope.diagnosis.ranks import EXCHANGE_SCHEMA
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import CompileUse
@@ -38,6 +38,7 @@ from stepscope.predict import limits, prediction, scaling
 from stepscope.predict.batch import MemoryNeed
 from stepscope.predict.cost import energy_parts, plan
 from stepscope.predict.data_parallel_settings import BucketSize, Reason, SettingsFromTrace
+from stepscope.record import watch_log
 from stepscope.record.apply.flags import Outcome
 from stepscope.remedies.settings import DataParallelSettings
 from stepscope.report.bench import BATCH_SCHEMA
@@ -219,9 +220,15 @@ class RankClock(TypedDict):
     error_ns: int
 
 
+class JobSteps(_part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "apart")):
+    parts: _rows(job.PART_SCHEMA)
+    holders: _rows(job.HOLDER_SCHEMA)
+
+
 class Ranks(Document):
     """`stepscope diagnose` of several traces."""
 
+    job_steps: JobSteps | None
     ranks: list[Diagnosis]
     across_ranks: list[Finding]
     exchanges: _rows(EXCHANGE_SCHEMA)
@@ -318,6 +325,31 @@ class History(Document):
 
     series: list[RunSeries]
     left_out: list[RunLeftOut]
+
+
+class MemoryTrends(TypedDict):
+    memory: float | None
+    device_memory: float | None
+
+
+class Watch(Document):
+    """A line of `stepscope watch --json`: the latest recording of a job."""
+
+    recording: watch_log.Watched
+    cost_share: float | None
+    growth_bytes_per_hour: MemoryTrends
+
+
+class WatchAlert(Document):
+    """What a webhook and a command of `stepscope watch` get."""
+
+    job: str
+    unix_s: float
+    alert: str
+    state: Literal["firing", "recovered"]
+    value: float
+    limit: float
+    sentence: str
 
 
 class ReplayedSteps(TypedDict):
@@ -705,9 +737,60 @@ class Job(Document):
     job: SlowWorkers
 
 
+class DifferentCalls(_part(desync.Mismatch, "group", "number", "name")):
+    differs: str
+    ranks: dict[str, list[str]]
+    where: dict[str, str]
+
+
+class UnfinishedCall(_part(desync.Unfinished, "group", "number", "name", "is_cause")):
+    waiting: list[str]
+    missing: list[str]
+    not_started: list[str]
+    unlogged_ranks: list[int] | None
+    where: str
+
+
+class SlowGroup(TypedDict):
+    kind: str
+    bytes: int
+    group: str
+    bus_gb_per_s: float
+    median_gb_per_s: float
+
+
+class LoggedRank(TypedDict):
+    rank: str
+    host: NotRequired[str]
+    calls: int
+    last_call: str
+    times_last: NotRequired[int | None]
+    late_ns: NotRequired[int | None]
+    waits_ns: NotRequired[int | None]
+
+
+class LoggedCollectives(TypedDict):
+    path: str
+    headline: str
+    kinds: list[str]
+    causes: list[str]
+    mismatches: list[DifferentCalls]
+    unfinished: list[UnfinishedCall]
+    ranks: list[LoggedRank]
+    exchanges: _rows(desync.RATE_SCHEMA)
+    slow_groups: list[SlowGroup]
+    unreadable: list[diagnosis.Unreadable]
+
+
+class Collectives(Document):
+    """`stepscope diagnose` of logs of collectives; beside traces the same stands in their report."""
+
+    collectives: LoggedCollectives
+
+
 DOCUMENTS: Final = (
-    *(Diagnosis, Ranks, Job, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
-    *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches),
+    *(Diagnosis, Ranks, Job, Collectives, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
+    *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
 )
 
 

@@ -13,9 +13,9 @@ export const isFile = embedded !== null;
 /** Whether a trace was written again since the server read it. */
 export const isChanged = state(false);
 
-/** The run, how many traces it had, and the rank that the address chooses; "runs" and "ranks" are about all of them. */
+/** The run, how many traces it had, and the rank that the address chooses; "runs", "watch" and "ranks" are about all of them. */
 export function scope(name: string): Parameters {
-  const chosen = name === "runs" ? [] : name === "ranks" ? ["run", "traces"] : ["run", "traces", "rank"];
+  const chosen = name === "runs" || name === "watch" ? [] : name === "ranks" ? ["run", "traces"] : ["run", "traces", "rank"];
   return Object.fromEntries(chosen.flatMap((each) => (parameter(each) === null ? [] : [[each, parameter(each)!]])));
 }
 

@@ -18,6 +18,34 @@ export interface FurtherDocuments {
   runs: Run[];
   ranks: Ranks;
   progress: Progress;
+  watch: WatchedJob;
+}
+
+/** `watch?job`: the recordings of a watched job, the earliest first. */
+export interface WatchedJob {
+  jobs: { name: string; unix_s: number }[]; // the latest first
+  shown: string;
+  lines: string[]; // the latest recording that succeeded, and the latest
+  basis: "device" | "host"; // of the causes: the device's idle time, or the main thread's time
+  recordings: Watched[];
+}
+
+export interface Watched {
+  unix_s: number;
+  problem: string | null;
+  first_step: number | null;
+  ranks: number;
+  step_ns: number | null;
+  recorded_step_ns: number | null;
+  causes: Record<string, number>; // ns per step
+  communication_ns: number | null;
+  late_rank: string | null;
+  wait_ns: number | null;
+  memory_bytes: number | null;
+  device_bytes: number | null;
+  cost_s: number | null;
+  finding: string | null;
+  events: { state: "firing" | "recovered"; sentence: string }[];
 }
 
 export interface Modules {
@@ -415,7 +443,13 @@ export interface Exchange {
   per_step: number;
   wait_ns: number;
   transfer_ns: number;
+  algorithm: string; // by the kernels' names; "" where they do not tell
+  algorithm_gb_per_s: number | null;
   bus_gb_per_s: number | null;
+  link_share: number | null; // of the peak of the device's links to others of its machine
+  exposed_ns: number;
+  overlapped_share: number;
+  most_exposed: string; // the rank with most time in it without computation
   last: string; // the rank that most often comes last
   last_share: number;
 }

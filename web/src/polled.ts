@@ -12,6 +12,7 @@ export function usePolled<Name extends string & keyof Documents>(
   name: Name,
   parameters: Parameters,
   goesOn: (value: Documents[Name]) => boolean,
+  everyMs = EVERY_MS,
 ): Loaded<Documents[Name]> & { isOld: boolean; again: () => void } {
   const key = JSON.stringify({ ...scope(name), ...parameters });
   const [loaded, set] = useState<{ key: string; state: Loaded<Documents[Name]> }>({ key, state: {} });
@@ -23,7 +24,7 @@ export function usePolled<Name extends string & keyof Documents>(
       try {
         const value = await fetchDocument(name, parameters, abort.signal);
         set({ key, state: { value } });
-        if (goesOn(value)) timer = window.setTimeout(() => (document.hidden ? wait() : ask()), EVERY_MS);
+        if (goesOn(value)) timer = window.setTimeout(() => (document.hidden ? wait() : ask()), everyMs);
       } catch (error) {
         const failed = error instanceof Error ? error.message : String(error);
         if (!abort.signal.aborted) set((last) => (last.key === key && last.state.value !== undefined ? last : { key, state: { error: failed } }));

@@ -21,7 +21,7 @@ from stepscope.commands.assist import command as assist
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
-from stepscope.commands.record import attach, run, runs
+from stepscope.commands.record import attach, run, runs, watch
 from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
 from stepscope.commands.shared.output import (
@@ -45,7 +45,7 @@ _ENVIRONMENT: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno
 """Operating system errors that are neither a bug in stepscope nor a mistake in the command."""
 
 GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
-    ("record a program", (run.COMMAND, attach.ATTACH, attach.SESSION, runs.RUNS, runs.TELEMETRY)),
+    ("record a program", (run.COMMAND, attach.ATTACH, attach.SESSION, watch.COMMAND, runs.RUNS, runs.TELEMETRY)),
     (
         "read a trace",
         (

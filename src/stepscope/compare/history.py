@@ -200,7 +200,7 @@ def _changes(runs: Sequence[PlacedRun], steady: Sequence[Sequence[float]]) -> tu
     def compared(before: int, place: int, after: int) -> SampleComparison:
         return _compare(steady[before:place], steady[place:after])
 
-    places = proposed = _proposed_places([run.step_ns for run in runs])
+    places = proposed = proposed_places([run.step_ns for run in runs])
     while True:
         bounds = [0, *places, len(runs)]
         found = {place: compared(bounds[at], place, bounds[at + 2]) for at, place in enumerate(places)}
@@ -212,7 +212,7 @@ def _changes(runs: Sequence[PlacedRun], steady: Sequence[Sequence[float]]) -> tu
         places = [place for place in places if place != weakest]
 
 
-def _proposed_places(means_ns: Sequence[float]) -> list[int]:
+def proposed_places(means_ns: Sequence[float]) -> list[int]:
     """Best change points of the series: indices of the first run after each."""
     if len(means_ns) < FEWEST_RUNS:
         return []

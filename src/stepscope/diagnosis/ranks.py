@@ -17,7 +17,7 @@ from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.lateness import Lateness, beyond, lateness
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
-from stepscope.diagnosis.diagnosis import EXPLAINED, Diagnosis
+from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
 from stepscope.diagnosis.rank_groups import exchanged_bytes, same_kernels, shared_place, slow_groups
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
@@ -116,31 +116,6 @@ def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = N
     slow = slow_groups(records, matched, waits.late) or _slow(records, matched, waits.steps)
     findings = [finding for finding in (most, slow) if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
-
-
-def without_waits(diagnoses: Sequence[Diagnosis], records: Sequence[RankRecord | None]) -> list[Diagnosis]:
-    """Drop a rank's findings about communication if most of their saving is waiting for later ranks.
-
-    Args:
-        records: one per diagnosed rank, None where it is missing.
-    """
-    known = [record for record in records if record is not None]
-    matched = matched_collectives([record.collectives for record in known])
-    if matched.is_empty() or _some_missing(known):
-        return list(diagnoses)
-    waits = dict(zip((record.name for record in known), _waits_ns(matched, len(known)), strict=True))
-    asks = exposed_communication.RULE.id
-
-    def stays(finding: Finding, record: RankRecord | None) -> bool:
-        waited = 0 if record is None else waits[record.name]
-        return finding.rule != asks or waited < EXPLAINED * finding.saving_ns_per_step
-
-    def without(diagnosis: Diagnosis, record: RankRecord | None) -> Diagnosis:
-        findings = tuple(each for each in diagnosis.findings if stays(each, record))
-        dropped = len(findings) < len(diagnosis.findings)  # with them goes what all findings save together
-        return replace(diagnosis, findings=findings, together=None if dropped else diagnosis.together)
-
-    return [without(diagnosis, record) for diagnosis, record in zip(diagnoses, records, strict=True)]
 
 
 def _waits_ns(matched: pl.DataFrame, ranks: int) -> list[int]:
@@ -359,7 +334,13 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "per_step": pl.Float64,  # exchanges of one group in a step
     "wait_ns": pl.Int64,  # mean wait of one of these ranks for the last one, per step
     "transfer_ns": pl.Int64,  # from the last rank's arrival to the end, per step; mean of the groups
+    "algorithm": pl.String,  # by the kernels' names, such as "tree"; "" where they do not tell
+    "algorithm_gb_per_s": pl.Float64,  # message by transfer; null where unknown
     "bus_gb_per_s": pl.Float64,  # what each link carried in the transfers, as nccl-tests counts; null where unknown
+    "link_share": pl.Float64,  # of the peak of the device's links to others of its machine; null where unknown
+    "exposed_ns": pl.Int64,  # mean time of one of these ranks in it without computation, per step
+    "overlapped_share": pl.Float64,  # of the time in it, computed meanwhile
+    "most_exposed": pl.String,  # the rank with most time in it without computation
     "last": pl.String,  # the rank that most often comes last
     "last_share": pl.Float64,  # how often
 }
@@ -389,21 +370,54 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
     if matched is None:
         matched = matched_collectives([record.collectives for record in records])
     steps = max(matched["step"].n_unique(), 1)
+    links = {record.link_gb_per_s for record in records}
+    link = links.pop() if len(links) == 1 else None
+    bare = _exposed(records, matched)
     rows = []
-    for key, mine in matched.group_by("kind", "bytes", "description", "size", maintain_order=True):
+    for key, mine in matched.group_by(_ALIKE, maintain_order=True):
         kind, size, described, ranks = str(key[0]), key[1], key[2], int(str(key[3]))
         groups = mine.unique(["group", "source", pl.col("ranks").list.first()])["ranks"].list.len()
         taken = int(mine["transfer_ns"].sum())
         carries = size is not None and taken and kind != "send_receive"
-        rate = bus_bytes(kind, int(str(size)), ranks) * mine.height / taken if carries else None
+        algorithm_rate = int(str(size)) * mine.height / taken if carries else None
+        rate = None if algorithm_rate is None else bus_bytes(kind, 1, ranks) * algorithm_rate
+        exposed, spent, most, how = bare[key]
         last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
         waited = int(mine["waits_ns"].list.sum().sum()) // int(groups.sum())
         rows.append((kind, size, described, ranks, len(groups), mine.height / steps / len(groups), waited // steps,
-                     taken // len(groups) // steps, rate, records[last].name, times / mine.height))  # fmt: skip
+                     taken // len(groups) // steps, how, algorithm_rate, rate, rate and link and rate / link,
+                     exposed // int(groups.sum()) // steps, 1 - exposed / max(spent, 1), records[most].name,
+                     records[last].name, times / mine.height))  # fmt: skip
     table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
     table = table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
     told = tuple((records[rank].name, clock) for rank, clock in clocks(matched).items())
     return Exchanges(table, matched.height, told)
+
+
+_ALIKE: Final = ["kind", "bytes", "description", "size"]
+
+
+def _exposed(
+    records: Sequence[RankRecord], matched: pl.DataFrame
+) -> dict[tuple[object, ...], tuple[int, int, int, str]]:
+    """By what tells exchanges apart: time in them without computation and in all, the rank with most, and how."""
+    taken = participants(matched)
+    if taken.is_empty():
+        return {}
+    tables = [record.collectives.table for record in records]
+    first = pl.Series(np.cumsum([0, *(table.height for table in tables[:-1])]))
+    own = pl.concat(table.select("exposed_ns", "duration_ns", "algorithm") for table in tables)
+    own = own[taken["row"] + first.gather(taken["rank"])]
+    whole = pl.concat([taken.select("exchange", "rank"), own], how="horizontal")
+    whole = whole.join(matched.select(_ALIKE, exchange=pl.int_range(pl.len())), on="exchange", nulls_equal=True)
+    sums = whole.group_by(*_ALIKE, "rank").agg(
+        pl.col("exposed_ns", "duration_ns").sum(), pl.col("algorithm").unique().sort().str.join(", ")
+    )
+    sums = sums.sort("exposed_ns", "rank", descending=[True, False])
+    found = sums.group_by(_ALIKE, maintain_order=True).agg(
+        pl.col("exposed_ns", "duration_ns").sum(), pl.col("rank").first(), pl.col("algorithm").first()
+    )
+    return {tuple(row[:4]): row[4:] for row in found.iter_rows()}
 
 
 def _most_waited_in(matched: pl.DataFrame) -> tuple[str, float]:

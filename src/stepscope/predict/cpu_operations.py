@@ -7,6 +7,7 @@ when the work moves to a device; the rest is arithmetic and goes away.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -91,58 +92,91 @@ class CpuOperationTimes:
     notes: tuple[str, ...] = ()  # notes for the user, one sentence each
 
 
-def cpu_operation_times(
-    trace: Trace, target: DevicePeaks, *, precision: str | None = None, window: Window | None = None
-) -> CpuOperationTimes:
-    """Predict device times for the operators of a trace without device work.
+@dataclass(frozen=True, slots=True)
+class CpuCalls:
+    """Operator calls of a trace without device work that would launch some on an accelerator, whichever it is.
 
-    Data loading stays on the host and is left out, and so is the device's own launch latency.
+    Attributes:
+        rows: in `operators`, ascending; the other arrays are in the same order.
+        tf32: whether and where products may run in TF32 on NVIDIA's devices.
+        uncovered: computing operators outside of these, by name; columns as in UNCOVERED_SCHEMA.
+        overhead_ns: dispatch cost: a call with almost no work.
+    """
+
+    rows: Rows
+    operators: pl.Series
+    phase: pl.Series
+    operations: Operations
+    host_ns: Numbers
+    dispatch_ns: Numbers
+    tf32: Tf32
+    uncovered: pl.DataFrame
+    overhead_ns: float
+
+    @classmethod
+    def of(cls, trace: Trace, window: Window | None = None) -> CpuCalls:
+        """Those that start in a window; data loading stays on the host and is left out."""
+        operators = trace.operators
+        phase = operator_places(trace)["phase"].fill_null("other")
+        asked = (phase != "input").to_numpy()
+        if window is not None:
+            asked &= operators["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").to_numpy()
+        parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        operations = described(trace, np.arange(operators.height))
+        is_known = np.isfinite(operations.flops) & np.isfinite(operations.bytes) & (operations.kind != "")
+        is_around = np.isin(operations.name, list(_AROUND_OTHERS)) & _has_inner(parent)
+        chosen = is_known & ~is_around
+        rows = np.flatnonzero(chosen & (_nearest_above(chosen, parent) < 0) & asked)
+        duration = operators["duration_ns"].to_numpy().astype(np.float64)
+        small = duration[is_known & ~_has_inner(parent)]
+        overhead = float(np.quantile(small, _OVERHEAD_QUANTILE)) if len(small) else 0.0
+        dispatch = np.minimum(duration[rows], overhead * _counted_inside(parent, rows, len(parent)))
+        if (trace.launches["kind"] == "launch").any():  # a device computed, although its work was not recorded
+            dispatch = duration[rows]
+        return cls(
+            rows,
+            operators["name"][rows],
+            phase[rows],
+            operations.select(rows),
+            duration[rows],
+            dispatch,
+            tf32_of(trace),
+            _uncovered(trace, parent, rows, asked, overhead),
+            overhead,
+        )
+
+
+def cpu_operation_times(calls: CpuCalls, target: DevicePeaks, *, precision: str | None = None) -> CpuOperationTimes:
+    """Predict device times of operator calls, without the device's own launch latency.
 
     Args:
         precision: as in `stepscope.predict.work_times.work_times`.
-        window: only operators that start in it.
 
     Raises:
         UsageError: an unknown number type.
     """
-    operators = trace.operators
-    phase = operator_places(trace)["phase"].fill_null("other")
-    asked = (phase != "input").to_numpy()
-    if window is not None:
-        asked &= operators["start_ns"].is_between(window.start_ns, window.end_ns, closed="left").to_numpy()
-    parent = operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-    operations = described(trace, np.arange(operators.height))
-    is_known = np.isfinite(operations.flops) & np.isfinite(operations.bytes) & (operations.kind != "")
-    is_around = np.isin(operations.name, list(_AROUND_OTHERS)) & _has_inner(parent)
-    chosen = is_known & ~is_around
-    rows = np.flatnonzero(chosen & (_nearest_above(chosen, parent) < 0) & asked)
-    own = operations.select(rows)
-    duration = operators["duration_ns"].to_numpy().astype(np.float64)
-    small = duration[is_known & ~_has_inner(parent)]
-    overhead = float(np.quantile(small, _OVERHEAD_QUANTILE)) if len(small) else 0.0
-    counted = _counted_inside(parent, rows, len(parent))
-    dispatch = np.minimum(duration[rows], overhead * counted)
-    if (trace.launches["kind"] == "launch").any():  # a device computed, although its work was not recorded
-        dispatch = duration[rows]
-    cast = in_precision(own, precision, stays=(phase[rows] == "optimizer").to_numpy())
-    added = NO_TF32 if precision in ("fp32", "tf32") or not is_nvidia(target) else tf32_of(trace)
+    cast = in_precision(calls.operations, precision, stays=(calls.phase == "optimizer").to_numpy())
+    added = NO_TF32 if precision in ("fp32", "tf32") or not is_nvidia(target) else calls.tf32
     table = pl.DataFrame(
         {
-            "row": rows,
-            "operator": operators["name"][rows],
-            "phase": phase[rows],
-            "host_ns": duration[rows],
-            "dispatch_ns": dispatch,
-            "arithmetic_ns": duration[rows] - dispatch,
+            "row": calls.rows,
+            "operator": calls.operators,
+            "phase": calls.phase,
+            "host_ns": calls.host_ns,
+            "dispatch_ns": calls.dispatch_ns,
+            "arithmetic_ns": calls.host_ns - calls.dispatch_ns,
             **_on_target(cast, target, added),
         },
         schema=dict(CPU_SCHEMA),
     )
-    uncovered = _uncovered(trace, parent, rows, asked, overhead)
     covered = float(table.filter(pl.col("device_ns").is_not_null())["host_ns"].sum())
-    all_ns = float(table["host_ns"].sum()) + float(uncovered["host_ns"].sum())
+    all_ns = float(table["host_ns"].sum()) + float(calls.uncovered["host_ns"].sum())
     return CpuOperationTimes(
-        table, uncovered, covered / all_ns if all_ns > 0 else 0.0, overhead, _notes(table, uncovered, target)
+        table,
+        calls.uncovered,
+        covered / all_ns if all_ns > 0 else 0.0,
+        calls.overhead_ns,
+        _notes(table, calls.uncovered, target),
     )
 
 
@@ -246,81 +280,108 @@ class ShapesStep:
     guessed_share: float = 0.0  # share with a time from the datasheet alone
 
 
-def step_from_shapes(
-    replays: StepReplays, target: DevicePeaks, *, precision: str | None = None, grown: Trace | None = None
-) -> ShapesStep:
-    """Predict the mean step of a trace without device work.
+class StepFromShapes:
+    """Predicts the mean step of a trace without device work on one device after another.
 
     Args:
         grown: the trace with the shapes of another batch size.
-
-    Raises:
-        UsageError: an unknown number type.
     """
-    experiment = replays.experiment
-    trace, count = grown or experiment.trace, experiment.step_count
-    times = cpu_operation_times(trace, target, precision=precision, window=experiment.span)
-    if times.covered_share < LEAST_COVERED:
-        notes = (*times.notes, _refusal(experiment, times, target))
-        return ShapesStep(None, None, None, None, None, None, times.covered_share, notes)
-    table = times.table.filter(times.table["device_ns"].is_not_null())
-    rows: Rows = table["row"].to_numpy()
-    operations = described(trace, rows)
-    expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
-    guessed = (table["basis"] != "learned").to_numpy()
-    kinds = np.where(guessed, "datasheet", operations.kind)
-    low, high = joint_band(expected, low, high, kinds, different_calls(operations), np.arange(len(rows)))
-    device = [float(each.sum()) / count for each in (low, expected, high)]
-    measured, dispatch = table["host_ns"].to_numpy(), table["dispatch_ns"].to_numpy()
-    factors = [(dispatch + launch) / np.maximum(measured, 1.0) for launch in LAUNCH_CALL_NS]
-    by_tensor = (~table["operator"].str.contains(_ALONE_MANY_TENSORS) & (table["phase"] == "optimizer")).to_numpy()
-    factors[0][by_tensor] = 0.0
-    gone = ("optimizer",) if by_tensor.any() else ()
-    host = [_host_ns(replays, rows, each, without=gone if at == 0 else ()) for at, each in enumerate(factors)]
-    note = "predicted from shapes alone: the range reaches from host and device in parallel to one after the other"
-    note += ", and at its low end the host needs no time for the optimizer" if gone else ""
-    return ShapesStep(
-        step_ns=max(host[1], device[1]),
-        low_ns=max(host[0], device[0]),
-        high_ns=host[2] + device[2],
-        device_ns=device[1],
-        host_ns=host[1],
-        limit=_limit(replays, host[1], device[1], expected, in_precision(operations, precision).operations, target),
-        covered_share=times.covered_share,
-        notes=(note, *times.notes),
-        guessed_share=times.covered_share * float(measured[guessed].sum() / max(measured.sum(), 1.0)),
-    )
+
+    def __init__(self, replays: StepReplays, *, precision: str | None = None, grown: Trace | None = None) -> None:
+        self._replays, self._precision = replays, precision
+        self._calls = CpuCalls.of(grown or replays.experiment.trace, replays.experiment.span)
+        self._hosts: dict[bytes, list[float]] = {}
+
+    def on(self, target: DevicePeaks) -> ShapesStep:
+        """Predict the step.
+
+        Raises:
+            UsageError: an unknown number type.
+        """
+        experiment = self._replays.experiment
+        times = cpu_operation_times(self._calls, target, precision=self._precision)
+        if times.covered_share < LEAST_COVERED:
+            notes = (*times.notes, _refusal(experiment, times, target))
+            return ShapesStep(None, None, None, None, None, None, times.covered_share, notes)
+        is_known = times.table["device_ns"].is_not_null().to_numpy()
+        table, operations = times.table.filter(is_known), self._calls.operations.select(np.flatnonzero(is_known))
+        expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
+        guessed = (table["basis"] != "learned").to_numpy()
+        kinds = np.where(guessed, "datasheet", operations.kind)
+        low, high = joint_band(expected, low, high, kinds, different_calls(operations), np.arange(len(expected)))
+        device = [float(each.sum()) / experiment.step_count for each in (low, expected, high)]
+        measured, by_tensor = table["host_ns"].to_numpy(), _by_tensor(table)
+        host = self._host_ns(table)
+        note = "predicted from shapes alone: the range reaches from host and device in parallel to one after the other"
+        note += ", and at its low end the host needs no time for the optimizer" if by_tensor.any() else ""
+        work = in_precision(operations, self._precision).operations
+        return ShapesStep(
+            step_ns=max(host[1], device[1]),
+            low_ns=max(host[0], device[0]),
+            high_ns=host[2] + device[2],
+            device_ns=device[1],
+            host_ns=host[1],
+            limit=self._limit(host[1], device[1], expected, work, target),
+            covered_share=times.covered_share,
+            notes=(note, *times.notes),
+            guessed_share=times.covered_share * float(measured[guessed].sum() / max(measured.sum(), 1.0)),
+        )
+
+    def _host_ns(self, table: pl.DataFrame) -> list[float]:
+        """Least, expected and greatest mean step of the host alone, whose operators only dispatch and launch.
+
+        These differ between devices only where one lacks units for some of the work.
+        """
+        rows = table["row"].to_numpy()
+        if rows.tobytes() not in self._hosts:
+            measured, dispatch = table["host_ns"].to_numpy(), table["dispatch_ns"].to_numpy()
+            factors = [(dispatch + launch) / np.maximum(measured, 1.0) for launch in LAUNCH_CALL_NS]
+            by_tensor = _by_tensor(table)
+            factors[0][by_tensor] = 0.0
+            gone = ("optimizer",) if by_tensor.any() else ()
+            called = self._replays.experiment.trace.operators[rows]
+            starts = called["start_ns"].to_numpy()
+            ends, lanes = starts + called["duration_ns"].to_numpy(), called["lane"].to_numpy().astype(np.int32)
+            self._hosts[rows.tobytes()] = [
+                self._replays.with_host_time(lanes, starts, ends, each, without=gone if at == 0 else ())
+                for at, each in enumerate(factors)
+            ]
+        return self._hosts[rows.tobytes()]
+
+    def _limit(
+        self, host_ns: float, device_ns: float, times: Numbers, operations: Operations, target: DevicePeaks
+    ) -> Limit:
+        whole = host_ns + device_ns
+        if host_ns < device_ns:
+            sides = sides_of(operations, target)
+            compute = float(times[sides == SIDES[0]].sum())
+            return Limit(SIDES[0] if 2 * compute > float(times.sum()) else SIDES[1], device_ns / whole)
+        causes = dict(self._host_causes)
+        causes["dispatch"] = causes.get("dispatch", 0.0) + max(host_ns - sum(causes.values()), 0.0)
+        # Python between operators and operator dispatch count together: both are the program's own loop.
+        loop = {cause: causes.pop(cause) for cause in ("python", "dispatch") if cause in causes}
+        cause, most = max(sorted(causes.items()), key=lambda each: each[1], default=("", 0.0))
+        if sum(loop.values()) >= most:
+            return Limit("host", host_ns / whole, max(sorted(loop), key=lambda one: loop[one]))
+        if cause in ON_HOST:
+            return Limit(ON_HOST[cause], most / whole)
+        return Limit("host", host_ns / whole, cause)
+
+    @cached_property
+    def _host_causes(self) -> dict[str, float]:
+        """Nanoseconds of the host per step by cause, without computing."""
+        experiment = self._replays.experiment
+        spent = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
+        spent = spent.filter(pl.col("cause") != "compute").group_by("cause").agg(pl.col("duration_ns").sum())
+        count = experiment.step_count
+        return {cause: ns * self._replays.factor_of(cause) / count for cause, ns in spent.iter_rows()}
 
 
-def _host_ns(replays: StepReplays, rows: Rows, factors: Numbers, *, without: tuple[str, ...]) -> float:
-    """Mean step with these operators scaled by these factors, including everything inside them."""
-    called = replays.experiment.trace.operators[rows]
-    starts = called["start_ns"].to_numpy()
-    ends = starts + called["duration_ns"].to_numpy()
-    return replays.with_host_time(called["lane"].to_numpy().astype(np.int32), starts, ends, factors, without=without)
-
-
-def _limit(
-    replays: StepReplays, host_ns: float, device_ns: float, times: Numbers, operations: Operations, target: DevicePeaks
-) -> Limit:
-    whole = host_ns + device_ns
-    if host_ns < device_ns:
-        sides = sides_of(operations, target)
-        compute = float(times[sides == SIDES[0]].sum())
-        return Limit(SIDES[0] if 2 * compute > float(times.sum()) else SIDES[1], device_ns / whole)
-    experiment = replays.experiment
-    spent = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
-    spent = spent.filter(pl.col("cause") != "compute").group_by("cause").agg(pl.col("duration_ns").sum())
-    causes = {cause: ns * replays.factor_of(cause) / experiment.step_count for cause, ns in spent.iter_rows()}
-    causes["dispatch"] = causes.get("dispatch", 0.0) + max(host_ns - sum(causes.values()), 0.0)
-    # Python between operators and operator dispatch count together: both are the program's own loop.
-    loop = {cause: causes.pop(cause) for cause in ("python", "dispatch") if cause in causes}
-    cause, most = max(sorted(causes.items()), key=lambda each: each[1], default=("", 0.0))
-    if sum(loop.values()) >= most:
-        return Limit("host", host_ns / whole, max(sorted(loop), key=lambda one: loop[one]))
-    if cause in ON_HOST:
-        return Limit(ON_HOST[cause], most / whole)
-    return Limit("host", host_ns / whole, cause)
+def _by_tensor(table: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Operators of an optimizer that takes one tensor after another."""
+    alone = ~table["operator"].str.contains(_ALONE_MANY_TENSORS) & (table["phase"] == "optimizer")
+    found: npt.NDArray[np.bool_] = alone.to_numpy()
+    return found
 
 
 def _refusal(experiment: Experiment, times: CpuOperationTimes, target: DevicePeaks) -> str:

@@ -20,7 +20,7 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.batch import BatchGrowth, MemoryNeed, batch_change, memory_need, passes_of_a_step, with_batch
 from stepscope.predict.batch import recorded_batch as recorded_batch_of
-from stepscope.predict.cpu_operations import step_from_shapes
+from stepscope.predict.cpu_operations import StepFromShapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.trace_operations import CalledOperations
@@ -253,9 +253,13 @@ class StepPredictor:
             return ()
         return ("the batch is far from the recorded one: libraries may choose other kernels, and loading may change",)
 
-    def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
+    @cached_property
+    def _shapes(self) -> StepFromShapes:
         grown = None if self.change is None else with_batch(self.trace, self.change)
-        found = step_from_shapes(self.replays, target, precision=self.precision, grown=grown)
+        return StepFromShapes(self.replays, precision=self.precision, grown=grown)
+
+    def _from_shapes(self, target: DevicePeaks) -> StepPrediction:
+        found = self._shapes.on(target)
         guessed = found.guessed_share
         parts = (
             ("shapes", found.covered_share - guessed),

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.files import keep_limit, kept_limit, private_file, private_folder
@@ -64,11 +64,77 @@ class RunRecord:
         return not is_run_folder(self.path)
 
 
-class RunIndex:
+class KeptDatabase:
+    """A SQLite file for its owner only, which any number of processes use at once; a damaged one is set aside.
+
+    Attributes:
+        what: the file's name in messages.
+        follows: what becomes of a damaged one's content, for the message about it.
+    """
+
+    what: ClassVar[str]
+    follows: ClassVar[str]
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def _create(self, database: sqlite3.Connection) -> None:
+        """Make the tables of a new file. Raises sqlite3.DatabaseError if it has others."""
+        raise NotImplementedError
+
+    def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        """Run an action on the database in a transaction; a missing or damaged file is made anew before.
+
+        Raises UsageError if it cannot be read or written.
+        """
+        try:
+            private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
+            try:
+                return self._tried(action)
+            except sqlite3.OperationalError:
+                raise  # locked, no space, no permission: the file itself is intact
+            except sqlite3.DatabaseError as error:
+                self._set_aside(error)
+                return self._tried(action)
+        except (sqlite3.Error, OSError) as error:
+            raise UsageError(f"{self.what}, {self.path}, cannot be used: {error}") from error
+
+    def _tried(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
+        database = self._prepared()
+        try:
+            with database:
+                return action(database)
+        finally:
+            database.close()
+
+    def _prepared(self) -> sqlite3.Connection:
+        database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
+        database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
+        with contextlib.ExitStack() as unless_usable:
+            unless_usable.callback(database.close)
+            database.execute("pragma journal_mode = wal")
+            if database.execute("pragma quick_check(1)").fetchone() != ("ok",):
+                raise sqlite3.DatabaseError("its pages contradict each other")
+            self._create(database)
+            unless_usable.pop_all()
+        return database
+
+    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
+        """Rename a damaged file."""
+        os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
+        _log.warning("%s, %s, is damaged (%s) and %s", self.what, self.path, error, self.follows)
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+class RunIndex(KeptDatabase):
     """The runs this user has recorded, by default those in `runs.sqlite` in `data_folder()`."""
 
+    what = "the index of runs"
+    follows = "is rebuilt from the run folders"
+
     def __init__(self, path: Path | None = None) -> None:
-        self.path = path or data_folder() / "runs.sqlite"
+        super().__init__(path or data_folder() / "runs.sqlite")
         self._root = default_root() if path is None else path.parent / "runs"
 
     def add(self, folder: RunFolder) -> RunRecord:
@@ -182,31 +248,6 @@ class RunIndex:
     def _forget(self, record: RunRecord) -> None:
         self._using(lambda database: database.execute("delete from runs where path = ?", (os.fspath(record.path),)))
 
-    def _using(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        """Run an action on the database in a transaction; a new or replaced database is first filled from the folders.
-
-        Raises UsageError if it cannot be read or written.
-        """
-        try:
-            private_folder(self.path.parent, tighten="STEPSCOPE_DATA_DIR" not in os.environ)
-            try:
-                return self._tried(action)
-            except sqlite3.OperationalError:
-                raise  # locked, no space, no permission: the file itself is intact
-            except sqlite3.DatabaseError as error:
-                self._set_aside(error)
-                return self._tried(action)
-        except (sqlite3.Error, OSError) as error:
-            raise UsageError(f"the index of runs, {self.path}, cannot be used: {error}") from error
-
-    def _tried(self, action: Callable[[sqlite3.Connection], _Result]) -> _Result:
-        database = self._prepared()
-        try:
-            with database:
-                return action(database)
-        finally:
-            database.close()
-
     def _whole_rows(self, database: sqlite3.Connection) -> list[RunRecord]:
         """Return the runs; if rows are damaged, read the folders instead."""
         rows = database.execute(f"select {', '.join(_COLUMNS)}, checksum from runs").fetchall()
@@ -222,33 +263,17 @@ class RunIndex:
     def _found(self) -> Iterator[RunRecord]:
         return _records(sorted(self._root.iterdir())) if self._root.is_dir() else iter(())
 
-    def _prepared(self) -> sqlite3.Connection:
-        database = sqlite3.connect(private_file(self.path), timeout=_PATIENCE_S)
-        database.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
-        with contextlib.ExitStack() as unless_usable:
-            unless_usable.callback(database.close)
-            database.execute("pragma journal_mode = wal")
-            if database.execute("pragma quick_check(1)").fetchone() != ("ok",):
-                raise sqlite3.DatabaseError("its pages contradict each other")
-            is_new = not database.execute("pragma table_info(runs)").fetchall()
-            database.execute(_TABLE)
-            columns = [row[1] for row in database.execute("pragma table_info(runs)")]
-            if columns == _COLUMNS:  # a row of the first version
-                database.execute("alter table runs add column checksum integer")
-            elif columns != [*_COLUMNS, "checksum"]:
-                raise sqlite3.DatabaseError("this is not an index of runs")
-            if is_new:
-                with database:
-                    _put(database, self._found())
-            unless_usable.pop_all()
-        return database
-
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        """Rename a damaged file; the folders have all its data."""
-        os.replace(self.path, self.path.with_name(f"{self.path.name}.damaged"))
-        _log.warning("the index of runs, %s, is damaged (%s) and is rebuilt from the run folders", self.path, error)
-        for suffix in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+    def _create(self, database: sqlite3.Connection) -> None:
+        is_new = not database.execute("pragma table_info(runs)").fetchall()
+        database.execute(_TABLE)
+        columns = [row[1] for row in database.execute("pragma table_info(runs)")]
+        if columns == _COLUMNS:  # a row of the first version
+            database.execute("alter table runs add column checksum integer")
+        elif columns != [*_COLUMNS, "checksum"]:
+            raise sqlite3.DatabaseError("this is not an index of runs")
+        if is_new:
+            with database:
+                _put(database, self._found())
 
 
 def run_named(name: str) -> RunFolder | None:
@@ -340,7 +365,7 @@ def _put(database: sqlite3.Connection, records: Iterable[RunRecord]) -> None:
     rows = [(os.fspath(record.path), *(getattr(record, name) for name in _COLUMNS[1:])) for record in records]
     database.executemany(
         f"insert or replace into runs ({', '.join(_COLUMNS)}, checksum) values (?, ?, ?, ?, ?, ?, ?, ?)",
-        [(*row, _checksum(row)) for row in rows],
+        [(*row, checksum_of(row)) for row in rows],
     )
 
 
@@ -348,10 +373,10 @@ def _is_whole(row: tuple[object, ...]) -> bool:
     """Whether a row matches its checksum or, in the first version without checksums, has the right types."""
     *values, checksum = row
     fits = all(isinstance(value, kind) for value, kind in zip(values, _TYPES, strict=True))
-    return fits and checksum in (None, _checksum(values))
+    return fits and checksum in (None, checksum_of(values))
 
 
-def _checksum(values: Iterable[object]) -> int:
+def checksum_of(values: Iterable[object]) -> int:
     return zlib.crc32(repr(list(values)).encode())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -216,7 +216,7 @@ _SECOND_NS: Final = 1_000_000_000
 
 
 @dataclass
-class _Family:
+class Family:
     """One metric: its samples by their labels."""
 
     name: str
@@ -235,7 +235,7 @@ class _Family:
         if self.unit:
             yield f"# UNIT {self.name} {self.unit}"
         yield f"# HELP {self.name} {self.help.translate(_ESCAPES)}"
-        suffix = "_info" if self.kind == "info" else ""
+        suffix = {"info": "_info", "counter": "_total"}.get(self.kind, "")
         for labels, value in self.samples:
             told = ",".join(f'{name}="{_label(text)}"' for name, text in {**shared, **labels}.items())
             yield f"{self.name}{suffix}{{{told}}} {value!r}" if told else f"{self.name}{suffix} {value!r}"
@@ -248,8 +248,12 @@ def openmetrics(diagnosis: Diagnosis) -> bytes:
     does not provide has no sample.
     """
     rank = diagnosis.metadata.rank
-    shared = {} if rank is None else {"rank": str(rank)}
     families = [_trace(diagnosis), *_steps(diagnosis), *_devices(diagnosis), *_idle(diagnosis), *_findings(diagnosis)]
+    return metrics_text(families, {} if rank is None else {"rank": str(rank)})
+
+
+def metrics_text(families: Iterable[Family], shared: Mapping[str, str]) -> bytes:
+    """OpenMetrics text of these metrics; every sample has the shared labels."""
     lines = [line for family in families for line in family.lines(shared)]
     return ("\n".join([*lines, "# EOF"]) + "\n").encode("utf-8", "replace")
 
@@ -262,20 +266,20 @@ def _seconds(ns: int) -> float:
     return ns / _SECOND_NS
 
 
-def _trace(diagnosis: Diagnosis) -> _Family:
+def _trace(diagnosis: Diagnosis) -> Family:
     metadata = diagnosis.metadata
-    family = _Family("stepscope_trace", "The trace that the figures describe.", kind="info")
+    family = Family("stepscope_trace", "The trace that the figures describe.", kind="info")
     family.add(1, path=metadata.path, format=metadata.format, host=metadata.host, stepscope=__version__)
     return family
 
 
-def _steps(diagnosis: Diagnosis) -> Iterator[_Family]:
-    duration = _Family("stepscope_step_duration_seconds", "Mean duration of the complete steps.", "seconds")
-    steps = _Family("stepscope_steps", "Complete steps that the figures describe.")
+def _steps(diagnosis: Diagnosis) -> Iterator[Family]:
+    duration = Family("stepscope_step_duration_seconds", "Mean duration of the complete steps.", "seconds")
+    steps = Family("stepscope_steps", "Complete steps that the figures describe.")
     if diagnosis.step_source != "none":
         duration.add(_seconds(diagnosis.step_ns), source=diagnosis.step_source)
         steps.add(diagnosis.step_count, source=diagnosis.step_source)
-    warnings = _Family("stepscope_trace_warnings", "What was skipped or repaired while reading the trace, by kind.")
+    warnings = Family("stepscope_trace_warnings", "What was skipped or repaired while reading the trace, by kind.")
     counts = Counter[str]()
     for warning in diagnosis.warnings:
         counts[warning.kind] += warning.count
@@ -284,10 +288,10 @@ def _steps(diagnosis: Diagnosis) -> Iterator[_Family]:
     yield from (duration, steps, warnings)
 
 
-def _devices(diagnosis: Diagnosis) -> Iterator[_Family]:
-    window = _Family("stepscope_device_window_seconds", "Length of the device's window.", "seconds")
-    busy = _Family("stepscope_device_busy_ratio", "Share of the window in which the device worked.", "ratio")
-    work = _Family(
+def _devices(diagnosis: Diagnosis) -> Iterator[Family]:
+    window = Family("stepscope_device_window_seconds", "Length of the device's window.", "seconds")
+    busy = Family("stepscope_device_busy_ratio", "Share of the window in which the device worked.", "ratio")
+    work = Family(
         "stepscope_device_activity_seconds",
         "Time of the window with that activity; exposed: with nothing else.",
         "seconds",
@@ -310,22 +314,22 @@ def _devices(diagnosis: Diagnosis) -> Iterator[_Family]:
     yield from (window, busy, work)
 
 
-def _idle(diagnosis: Diagnosis) -> Iterator[_Family]:
-    idle = _Family("stepscope_idle_seconds", "Idle time of the device's window, by cause.", "seconds")
+def _idle(diagnosis: Diagnosis) -> Iterator[Family]:
+    idle = Family("stepscope_idle_seconds", "Idle time of the device's window, by cause.", "seconds")
     causes = diagnosis.idle.group_by("device", "cause", maintain_order=True).agg(pl.col("ns").sum())
     for device, cause, ns in causes.iter_rows():
         idle.add(_seconds(ns), device=device, cause=cause)
-    host = _Family("stepscope_host_seconds", "Time of the main host thread, by cause.", "seconds")
+    host = Family("stepscope_host_seconds", "Time of the main host thread, by cause.", "seconds")
     for cause, ns in diagnosis.host.group_by("cause", maintain_order=True).agg(pl.col("ns").sum()).iter_rows():
         host.add(_seconds(ns), cause=cause)
     yield from (idle, host)
 
 
-def _findings(diagnosis: Diagnosis) -> Iterator[_Family]:
+def _findings(diagnosis: Diagnosis) -> Iterator[Family]:
     """Titles hold figures that change from run to run: in a family of their own, savings keep stable labels."""
-    told = _Family("stepscope_finding", "What was found; nth numbers a rule's findings.", kind="info")
-    saving = _Family("stepscope_finding_saving_seconds", "What a step would lose without the cause.", "seconds")
-    ratio = _Family("stepscope_finding_saving_ratio", "The same as a share of the step.", "ratio")
+    told = Family("stepscope_finding", "What was found; nth numbers a rule's findings.", kind="info")
+    saving = Family("stepscope_finding_saving_seconds", "What a step would lose without the cause.", "seconds")
+    ratio = Family("stepscope_finding_saving_ratio", "The same as a share of the step.", "ratio")
     seen = Counter[str]()
     for finding in diagnosis.findings:
         seen[finding.rule] += 1
@@ -333,11 +337,11 @@ def _findings(diagnosis: Diagnosis) -> Iterator[_Family]:
         told.add(1, **labels, severity=finding.severity, confidence=finding.confidence, title=finding.title)
         saving.add(_seconds(finding.saving_ns_per_step), **labels)
         ratio.add(finding.saving_share, **labels)
-    together = _Family(
+    together = Family(
         "stepscope_findings_together_saving_seconds", "What a step would lose without all of their causes.", "seconds"
     )
     if diagnosis.together is not None:
         together.add(_seconds(diagnosis.together.saving_ns_per_step))
-    open_questions = _Family("stepscope_questions_not_answered", "Questions that the trace leaves open.")
+    open_questions = Family("stepscope_questions_not_answered", "Questions that the trace leaves open.")
     open_questions.add(len(diagnosis.not_answered))
     yield from (told, saving, ratio, together, open_questions)

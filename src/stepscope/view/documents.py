@@ -24,10 +24,10 @@ MOST_BYTES: Final = 256 << 20
 """Of all kept answers together, with their keys."""
 ACTIONS: Final = ("capture",)
 """Documents that do something, and answer that it has begun."""
-CHANGING: Final = ("timeline", "whatif", "runs", "progress", "perfetto", "ranks", *ACTIONS)
+CHANGING: Final = ("timeline", "whatif", "runs", "watch", "progress", "perfetto", "ranks", *ACTIONS)
 """Documents that are not kept: those of many windows or choices, those that change, and a copy of the trace."""
 KINDS: Final = (
-    ("session", "timeline", "slice", "stretch", "places", "runs"),  # follow the reader's hand
+    ("session", "timeline", "slice", "stretch", "places", "runs", "watch"),  # follow the reader's hand
     ("progress", *ACTIONS),  # ask running programs
     ("whatif",),
     ("predict", "plan", "energy", "perfetto"),  # take seconds when they are first made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import polars as pl
 import pytest
@@ -12,14 +11,12 @@ from stepscope.analysis.communication import collectives
 from stepscope.analysis.lateness import lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
-from stepscope.diagnosis.diagnosis import Together
 from stepscope.diagnosis.rank_summary import rank_record
 from stepscope.diagnosis.ranks import (
     diagnose_ranks,
     exchanges,
     reasons,
     without_answered,
-    without_waits,
 )
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace
@@ -182,21 +179,9 @@ def test_waiting_and_transfer_of_each_kind_and_size() -> None:
         "all_reduce", 2**22, 1.0, "rank 1", 1.0,
     )  # fmt: skip
     assert (row["wait_ns"], row["transfer_ns"]) == (200_000, 900_000 - 601_015)  # rank 0 waits 400,000, rank 1 nothing
-    assert row["bus_gb_per_s"] == 2**22 / (900_000 - 601_015)
+    assert row["bus_gb_per_s"] == row["algorithm_gb_per_s"] == 2**22 / (900_000 - 601_015)
+    assert (row["link_share"], row["overlapped_share"], row["most_exposed"]) == (None, 0.0, "rank 0")
     assert exchanges([]).table.is_empty()
-
-
-def test_communication_of_a_rank_that_waits_is_not_said_of_it_again() -> None:
-    ranks = [rank(0, 100), rank(1, 500)]
-    [about] = diagnose_ranks(ranks)
-    said = replace(about, rule="exposed-communication", saving_ns_per_step=600)
-    both = Together(2, 700, 0.5, 0.6)
-    diagnoses = [replace(diagnose(each), findings=(said,), together=both) for each in ranks]
-    records = [rank_record(View(each)) for each in ranks]
-
-    assert [each.together for each in without_waits(diagnoses, records)] == [None, both]
-    assert [each.findings for each in without_waits(diagnoses, records)] == [(), (said,)]  # rank 0 waits for 400 ns
-    assert without_waits(diagnoses, [None, None]) == diagnoses
 
 
 def test_a_rank_that_is_not_here_may_be_the_last() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stepscope.machine.devices import named_device
-from stepscope.predict.cpu_operations import CPU_SCHEMA, UNCOVERED_SCHEMA, cpu_operation_times
+from stepscope.predict.cpu_operations import CPU_SCHEMA, UNCOVERED_SCHEMA, CpuCalls, cpu_operation_times
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.trace_operations import described
 from stepscope.readers import open_trace
@@ -40,7 +40,7 @@ def step() -> Trace:
 
 
 def test_empty() -> None:
-    found = cpu_operation_times(Trace.from_tables({}), L4)
+    found = cpu_operation_times(CpuCalls.of(Trace.from_tables({})), L4)
 
     assert (found.table.schema, found.table.height) == (CPU_SCHEMA, 0)
     assert (found.uncovered.schema, found.uncovered.height) == (UNCOVERED_SCHEMA, 0)
@@ -50,7 +50,7 @@ def test_empty() -> None:
 
 def test_each_piece_of_work_counts_once() -> None:
     """Neither the operator around the product nor the one inside it."""
-    found = cpu_operation_times(step(), L4)
+    found = cpu_operation_times(CpuCalls.of(step()), L4)
 
     assert found.table["operator"].to_list() == ["aten::addmm", "aten::add", "aten::add"]
     assert found.table["row"].to_list() == [1, 3, 4]
@@ -59,7 +59,7 @@ def test_each_piece_of_work_counts_once() -> None:
 
 def test_a_call_costs_the_host_what_the_least_ones_cost() -> None:
     """2 us; the product consists of two operators."""
-    found = cpu_operation_times(step(), L4)
+    found = cpu_operation_times(CpuCalls.of(step()), L4)
 
     assert found.overhead_ns == 2_000
     assert found.table["dispatch_ns"].to_list() == [4_000, 2_000, 2_000]
@@ -68,7 +68,7 @@ def test_a_call_costs_the_host_what_the_least_ones_cost() -> None:
 
 def test_a_device_needs_what_is_predicted_from_the_shapes() -> None:
     trace = step()
-    found = cpu_operation_times(trace, L4)
+    found = cpu_operation_times(CpuCalls.of(trace), L4)
 
     expected = operation_times(described(trace, np.array([1, 3, 4])), L4)
     assert found.table["device_ns"].to_list() == pytest.approx(expected.ns.tolist())
@@ -77,7 +77,7 @@ def test_a_device_needs_what_is_predicted_from_the_shapes() -> None:
 
 
 def test_what_is_not_known_is_counted() -> None:
-    found = cpu_operation_times(step(), L4)
+    found = cpu_operation_times(CpuCalls.of(step()), L4)
 
     assert found.uncovered.rows() == [("aten::my_own", 1, 96_000)]
     assert found.covered_share == pytest.approx(484 / 580)
@@ -92,14 +92,14 @@ def test_what_an_operator_does_itself_counts_beside_those_inside() -> None:
     recording.operator(1000, 12, "aten::handing_on", **SMALL)
     recording.operator(1002, 2, "aten::add", **SMALL)
 
-    found = cpu_operation_times(recording.trace(), L4)
+    found = cpu_operation_times(CpuCalls.of(recording.trace()), L4)
 
     assert found.table["operator"].to_list() == ["aten::add", "aten::add"]
     assert found.uncovered.rows() == [("aten::mkldnn_rnn_layer", 1, 795_000)]
 
 
 def test_only_operators_in_the_window() -> None:
-    found = cpu_operation_times(step(), L4, window=Window(600_000, 611_000))
+    found = cpu_operation_times(CpuCalls.of(step(), Window(600_000, 611_000)), L4)
 
     assert found.table["row"].to_list() == [3, 4]
     assert found.uncovered.is_empty()
@@ -109,7 +109,7 @@ def test_a_device_without_the_number_type() -> None:
     recording = Recording()
     product(recording, 0, 100, input_types='["c10::BFloat16", "c10::BFloat16", "c10::BFloat16"]')
 
-    found = cpu_operation_times(recording.trace(), named_device("T4"))
+    found = cpu_operation_times(CpuCalls.of(recording.trace()), named_device("T4"))
 
     assert found.table["device_ns"].to_list() == [None]
     assert found.covered_share == 0
@@ -117,7 +117,9 @@ def test_a_device_without_the_number_type() -> None:
 
 
 def test_another_number_type() -> None:
-    wide, half = (cpu_operation_times(step(), L4, precision=one).table["device_ns"][0] for one in ("fp32", "bf16"))
+    wide, half = (
+        cpu_operation_times(CpuCalls.of(step()), L4, precision=one).table["device_ns"][0] for one in ("fp32", "bf16")
+    )
 
     assert half < wide
 
@@ -128,7 +130,7 @@ def test_what_loads_data_stays_on_the_host() -> None:
     product(recording, 10, 100)
     product(recording, 300, 100)
 
-    assert cpu_operation_times(recording.trace(), L4).table["row"].to_list() == [1]
+    assert cpu_operation_times(CpuCalls.of(recording.trace()), L4).table["row"].to_list() == [1]
 
 
 def test_a_host_that_launched_work_only_dispatched() -> None:
@@ -136,13 +138,13 @@ def test_a_host_that_launched_work_only_dispatched() -> None:
     product(recording, 0, 100)
     recording.launch(10, 5, 1)
 
-    assert cpu_operation_times(recording.trace(), L4).table["dispatch_ns"].to_list() == [100]
+    assert cpu_operation_times(CpuCalls.of(recording.trace()), L4).table["dispatch_ns"].to_list() == [100]
 
 
 def test_the_sample_that_comes_with_the_package() -> None:
     trace = open_trace(Path(__file__).parents[3] / "examples/gpt2_per_token_loss_cpu.json.gz")
 
-    found = cpu_operation_times(trace, named_device("H100-SXM"))
+    found = cpu_operation_times(CpuCalls.of(trace), named_device("H100-SXM"))
 
     assert found.covered_share > 0.99
     assert set(found.table["phase"].to_list()) == {"forward", "backward", "optimizer"}

@@ -21,6 +21,7 @@ import { Runs } from "./runs";
 import { Steps } from "./steps";
 import { Telemetry } from "./telemetry";
 import { TimelineView } from "./timeline";
+import { Watch } from "./watch";
 import { WhatIf } from "./whatif";
 
 export interface View {
@@ -54,4 +55,5 @@ export const VIEWS: View[] = [
   { name: "plan", title: "Plan", group: "Ask", needs: ["plan"], key: "b", Component: Plan },
   { name: "energy", title: "Energy", group: "Ask", needs: ["energy"], key: "j", Component: Energy },
   { name: "runs", title: "Runs", group: "Recorded", needs: ["runs"], key: "z", Component: Runs },
+  { name: "watch", title: "Watch", group: "Recorded", needs: ["watch"], key: "v", Component: Watch },
 ];

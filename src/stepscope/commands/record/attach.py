@@ -42,7 +42,7 @@ positive_seconds = number(
 )
 
 
-def _add_targets(parser: CommandParser) -> None:
+def add_targets(parser: CommandParser) -> None:
     parser.add_argument(
         "targets", metavar="TARGET", nargs="+", help="a run, the number of a process, or host:port or unix:PATH"
     )
@@ -70,7 +70,7 @@ def _add_recording_options(parser: CommandParser) -> None:
 
 
 def _prepare_attach(parser: CommandParser) -> None:
-    _add_targets(parser)
+    add_targets(parser)
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", metavar="N", type=step_count, help=f"how many to record (default: {_STEPS})")
     length.add_argument("--seconds", metavar="T", type=positive_seconds, help="record for so long instead")
@@ -108,7 +108,7 @@ def _attach(arguments: argparse.Namespace) -> int:
         if found.unreachable:
             raise found.unreachable[0][1]
         targets = found.agents
-    return _diagnose(arguments, _record_agents(arguments, _agents(arguments, targets)))
+    return _diagnose(arguments, _record_agents(arguments, agents_of(arguments, targets)))
 
 
 def recording_of_run(target: str) -> Callable[[], list[Path]]:
@@ -118,7 +118,7 @@ def recording_of_run(target: str) -> Callable[[], list[Path]]:
         AgentError: a program cannot be reached.
     """
     arguments = ATTACH.parsed([target])
-    return partial(_record_agents, arguments, _agents(arguments, [target]))
+    return partial(_record_agents, arguments, agents_of(arguments, [target]))
 
 
 def _record_agents(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> list[Path]:
@@ -144,7 +144,7 @@ def _order(arguments: argparse.Namespace, **length: Any) -> CaptureOrder:
     return CaptureOrder(timeout_s=arguments.timeout, options=record_options(arguments), **length)
 
 
-def _agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[AgentClient]:
+def agents_of(arguments: argparse.Namespace, targets: Sequence[str]) -> list[AgentClient]:
     """The clients of the targets' agents; each is asked once for its status.
 
     Raises:
@@ -158,13 +158,13 @@ def _agents(arguments: argparse.Namespace, targets: Sequence[str]) -> list[Agent
     clients = [
         client
         for target in targets
-        for client in clients_for(target, find_run=_run_at, token=token, through_files=arguments.through_files)
+        for client in clients_for(target, find_run=run_of, token=token, through_files=arguments.through_files)
     ]
     for_each(clients, lambda client: client.status())
     return sorted(clients, key=lambda client: client.rank)
 
 
-def _run_at(target: str) -> RunFolder | None:
+def run_of(target: str) -> RunFolder | None:
     from stepscope.record.run_folder import RunFolder, is_run_folder
     from stepscope.record.runs import run_named
 
@@ -177,7 +177,7 @@ def _finished(started: Started) -> Started:
     Raises:
         AgentError: none of them recorded anything.
     """
-    ended = _in_all(started, lambda client, state: client.wait(state.id, float("inf")))
+    ended = in_all(started, lambda client, state: client.wait(state.id, float("inf")))
     for client, state in ended:
         if state.problem:
             say(f"{client.name}: {state.problem}")
@@ -188,7 +188,7 @@ def _finished(started: Started) -> Started:
     return done
 
 
-def _in_all(started: Started, ask: Callable[[AgentClient, CaptureState], CaptureState]) -> Started:
+def in_all(started: Started, ask: Callable[[AgentClient, CaptureState], CaptureState]) -> Started:
     """Ask every process at once; if one fails, or the user presses Ctrl-C, all captures are cancelled."""
     from stepscope.record.agent.client import cancel_all, for_each_pair
 
@@ -221,13 +221,13 @@ def _described(state: CaptureState) -> str:
 
 
 def _fetch(output: Path | None, done: Started) -> list[Path]:
-    traces = _fetched(output, done)
+    traces = fetched(output, done)
     for trace in traces:
         say(f"the trace is {trace}")
     return traces
 
 
-def _fetched(output: Path | None, done: Started) -> list[Path]:
+def fetched(output: Path | None, done: Started) -> list[Path]:
     places = [client.trace_in_run(state) for client, state in done]
     if output is None and all(places):
         return [place for place in places if place is not None]
@@ -280,7 +280,7 @@ def _diagnose(arguments: argparse.Namespace, traces: Sequence[Path]) -> int:
 
 def _prepare_session(parser: CommandParser) -> None:
     parser.add_argument("action", choices=list(_ACTIONS), help="what to do")
-    _add_targets(parser)
+    add_targets(parser)
     _add_recording_options(parser)
 
 
@@ -292,7 +292,7 @@ def _session(arguments: argparse.Namespace) -> int:
                 f"{servers[0]} is a profiler server, which must know in advance how long to record: "
                 f"stepscope attach {servers[0]} --seconds 2"
             )
-    return _ACTIONS[arguments.action](arguments, _agents(arguments, arguments.targets))
+    return _ACTIONS[arguments.action](arguments, agents_of(arguments, arguments.targets))
 
 
 def _start(arguments: argparse.Namespace, clients: Sequence[AgentClient]) -> int:
@@ -355,7 +355,7 @@ def _shut_down(arguments: argparse.Namespace, clients: Sequence[AgentClient]) ->
 
 def _begun(started: Started) -> Started:
     """Wait until the captures' first steps have begun, so that stopping leaves a trace; Ctrl-C cancels them."""
-    return _in_all(started, lambda client, state: client.begun(state.id))
+    return in_all(started, lambda client, state: client.begun(state.id))
 
 
 def _captures(clients: Sequence[AgentClient]) -> Started:

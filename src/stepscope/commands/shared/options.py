@@ -465,11 +465,12 @@ def add_batch_model_options(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_record_flags(group: argparse._ActionsContainer) -> None:
-    """Add a pair such as --shapes and --no-shapes for each field of `RecordOptions`."""
+def add_record_flags(group: argparse._ActionsContainer, without: Sequence[str] = ()) -> None:
+    """Add a pair such as --shapes and --no-shapes for each field of `RecordOptions`; `without` are off by default."""
     for option in fields(RecordOptions):
-        help = f"{_RECORDED[option.name]} (default: {'yes' if option.default else 'no'})"
-        add_switch(group, f"--{option.name}", help, default=bool(option.default))
+        is_on = bool(option.default) and option.name not in without
+        help = f"{_RECORDED[option.name]} (default: {'yes' if is_on else 'no'})"
+        add_switch(group, f"--{option.name}", help, default=is_on)
 
 
 def add_switch(parser: argparse._ActionsContainer, name: str, help: str, *, default: bool) -> None:

@@ -21,12 +21,13 @@ from stepscope.commands.view.runs import Runs
 from stepscope.errors import StepscopeError, TraceError, UsageError
 from stepscope.record.run_folder import RunFolder, is_run_folder
 from stepscope.record.runs import run_at
+from stepscope.record.watch_log import WatchLog
 from stepscope.view.documents import NoDocument, Options
 
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.diagnosis.rank_summary import RankRecord, RankSummary
+    from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.diagnosis.ranks import Exchanges
     from stepscope.trace import Trace
 
@@ -34,6 +35,8 @@ _KEPT: Final = 2
 """Traces that stay open: the one looked at, and the one before it."""
 _SCOPE: Final = ("run", "traces", "rank", "other")
 """Options of an address that choose the trace, the same for every document; a run's number of traces grows."""
+_MOST_WATCHED: Final = 1_000
+"""Recordings of a watched job that the page draws: a week at one every ten minutes."""
 _RANK: Final = re.compile(r"rank[-_.]?0*(\d+)")
 
 
@@ -225,20 +228,25 @@ class Ranks:
         of = len(self._job.files)
         if not known and len(unreadable) == of:
             raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
-        late, titles, together = self._together([each.record for each in known])
+        late, titles, together = self._together(known)
         steps = [each.steps for each in known]
         step = number(options, "step")
         return ranks_json(steps, options.get("cause"), late, titles, unreadable, of, together, step)
 
-    def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str], Exchanges]:
+    def _together(self, known: Sequence[RankSummary]) -> tuple[pl.DataFrame, list[str], Exchanges]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
         from stepscope.analysis.matching import matched_collectives
+        from stepscope.diagnosis.job import job_of, job_steps
         from stepscope.diagnosis.ranks import across_ranks, exchanges
+        from stepscope.report.diagnosis import job_sentences
 
+        records = [each.record for each in known]
         if self._compared is None or self._compared[0] != len(records):
             late = matched_collectives([record.collectives for record in records])
             is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
             titles = [finding.title for finding in across_ranks(records, late)] if is_all else []
+            if is_all and (job := job_of(known)) is not None:
+                titles += job_sentences(job_steps(job, known))
             self._compared = len(records), late, titles, exchanges(records, late)
         return self._compared[1:]
 
@@ -333,6 +341,8 @@ class Page:
                 return self._session(options)
             case "runs":
                 return self._runs.table()
+            case "watch":
+                return _watched(options.get("job"))
             case "progress":
                 return self._runs.progress(self._run_folder(options))
             case "capture":
@@ -343,6 +353,8 @@ class Page:
         """Options of an address that the document of this name heeds."""
         if name == "ranks":
             return (*_SCOPE, "cause", "step")
+        if name == "watch":
+            return ("job",)
         made = CHOICES.get(name) or MAKERS.get(name)
         return _SCOPE if made is None else (*_SCOPE, *made.options)
 
@@ -380,6 +392,7 @@ class Page:
     def _session(self, options: Options) -> dict[str, Any]:
         kind, title, others = "runs", "runs", []
         documents = ["runs"] if self._path is None or self._folder is not None or self._runs.exist() else []
+        documents += ["watch"] if WatchLog().jobs() else []
         is_named = self._path is not None and "run" not in options
         try:
             job = self.job(options)
@@ -394,6 +407,21 @@ class Page:
             if self._folder is not None:
                 title = self._folder.name
         return session_of(title, kind, documents, others)
+
+
+def _watched(job: str | None) -> dict[str, Any]:
+    """The last recordings of the watched job that is asked for, else of the one recorded last.
+
+    Raises NoDocument if there is none.
+    """
+    from stepscope.report.watch import page_json
+
+    log = WatchLog()
+    jobs = log.jobs()
+    shown = next(iter(jobs), "") if job is None else job
+    if shown not in jobs:
+        raise NoDocument(f"no job {shown[:100]!r} is watched" if shown else "no job is watched")
+    return page_json(jobs, shown, log.of(shown, last=_MOST_WATCHED))
 
 
 def _title(job: Job) -> str:

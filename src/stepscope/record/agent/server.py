@@ -155,6 +155,7 @@ class AgentService:
             "step": self._controller.current_step(),
             "recording": under_way is not None and under_way.state == RECORDING,
             "capture": under_way.id if under_way else None,
+            "memory": memory_now(),
         }
 
     def _begin(self, order: CaptureOrder) -> _Capture:
@@ -188,6 +189,18 @@ class AgentService:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="stepscope-"))
         return self._folder / f"trace-{self._begun + 1}.json.gz"
+
+
+def memory_now() -> dict[str, int | None]:
+    """Bytes of this process in memory, and of tensors on its devices; None if unknown. Waits for no device."""
+    resident = device = None
+    with guard.attempt(), open("/proc/self/statm", "rb") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    with guard.attempt():
+        cuda = getattr(sys.modules.get("torch"), "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            device = sum(cuda.memory_allocated(number) for number in range(cuda.device_count()))
+    return {"process_bytes": resident, "device_bytes": device}
 
 
 def begin_capture(controller: StepController, order: CaptureOrder, out: Path) -> CaptureHandle:

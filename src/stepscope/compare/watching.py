@@ -1,0 +1,253 @@
+"""What a watched job's recordings say: metrics by name, and alerts when one passes a threshold or changes.
+
+    step_ms > 300                     fires after two recordings in a row above it
+    idle_percent.input >= 20 for 3    after three
+    failures >= 1 for 1               at once
+    step_ms changes 10%               the level of the metric changed by a tenth or more, beyond chance
+
+An alert fires once, and recovers once as many recordings in a row are back on the other side by a twentieth of the
+threshold. A change is a place that optimal partitioning proposes (`stepscope.compare.history`) and that the recordings
+on its two sides confirm; it recovers with a change back. What came before it no longer counts.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from stepscope.compare.history import CONFIDENCE, proposed_places
+from stepscope.compare.statistics import compare_samples
+from stepscope.errors import UsageError
+from stepscope.record.watch_log import AlertEvent, Watched
+
+RECENT: Final = 200
+"""Recordings that an alert or a trend looks back at."""
+DEFAULT_FOR: Final = 2
+_BAND: Final = 0.05
+_LEAST_CHANGE: Final = 0.05
+_RESAMPLES: Final = 999
+_MS: Final = 1e6
+_GIB: Final = 2**30
+_HOUR_S: Final = 3600.0
+_FEWEST_FOR_GROWTH: Final = 4
+_LEAST_SPAN_S: Final = 1800.0
+
+History = Sequence[Watched]
+"""Recordings of one job, the latest last; at least one."""
+
+
+def step_ns(recording: Watched) -> float | None:
+    """The step without the profiler, or in the first recording of a job, with it."""
+    return recording.step_ns if recording.step_ns is not None else recording.recorded_step_ns
+
+
+def failures(history: History) -> int:
+    """Recordings in a row that failed, up to the latest."""
+    return next((count for count, each in enumerate(reversed(history)) if each.problem is None), len(history))
+
+
+def cost_share(history: History) -> float | None:
+    """Time that the recordings took from the job, as a share of its time; None while unknown."""
+    known = [(each.cost_s, each.interval_s) for each in history if each.cost_s is not None and each.interval_s]
+    if not known:
+        return None
+    return max(sum(cost for cost, _ in known), 0.0) / sum(interval for _, interval in known)
+
+
+def growth_per_hour(history: History, memory: Callable[[Watched], int | None]) -> float | None:
+    """Median slope (Theil and Sen) of a memory, in bytes per hour; None before four recordings and half an hour.
+
+    A step number below the one before it means that the job was restarted: what came before does not count.
+    """
+    steps = [each.first_step for each in history]
+    restarts = [place + 1 for place, (one, next) in enumerate(pairwise(steps)) if one and next and next < one]
+    history = history[restarts[-1] if restarts else 0 :]
+    points = [(each.unix_s, value) for each in history if (value := memory(each)) is not None]
+    if len(points) < _FEWEST_FOR_GROWTH or points[-1][0] - points[0][0] < _LEAST_SPAN_S:
+        return None
+    times, values = np.array(points, np.float64).T
+    later, earlier = np.tril_indices(len(times), -1)
+    return float(np.median((values[later] - values[earlier]) / (times[later] - times[earlier]))) * _HOUR_S
+
+
+def _of_latest(value: Callable[[Watched], float | None], scale: float) -> Callable[[History], float | None]:
+    def read(history: History) -> float | None:
+        found = value(history[-1])
+        return None if found is None else found / scale
+
+    return read
+
+
+def _percent_of_step(value: Callable[[Watched], float | None]) -> Callable[[History], float | None]:
+    """Shares are of the recorded step, in which they were measured."""
+
+    def read(history: History) -> float | None:
+        found, whole = value(history[-1]), history[-1].recorded_step_ns
+        return None if found is None or not whole else 100 * found / whole
+
+    return read
+
+
+def idle_ns(recording: Watched) -> float | None:
+    """Idle time of the device per step; None without a device."""
+    return sum(recording.causes.values()) if recording.basis == "device" and recording.causes else None
+
+
+MEMORIES: Final[dict[str, Callable[[Watched], int | None]]] = {
+    "memory": lambda each: each.memory_bytes,
+    "device memory": lambda each: each.device_bytes,
+}
+
+
+def _growth(name: str) -> Callable[[History], float | None]:
+    def read(history: History) -> float | None:
+        found = growth_per_hour(history, MEMORIES[name])
+        return None if found is None else found / _GIB
+
+    return read
+
+
+def _cost_percent(history: History) -> float | None:
+    found = cost_share(history)
+    return None if found is None else 100 * found
+
+
+METRICS: Final[dict[str, tuple[Callable[[History], float | None], str]]] = {
+    "step_ms": (_of_latest(step_ns, _MS), "mean step since the recording before, not slowed down by a profiler"),
+    "recorded_step_ms": (_of_latest(lambda each: each.recorded_step_ns, _MS), "mean recorded step of all ranks"),
+    "idle_percent": (_percent_of_step(idle_ns), "the device's idle time, of the step"),
+    "communication_percent": (
+        _percent_of_step(lambda each: each.communication_ns),
+        "time in which a rank only communicates, of the step",
+    ),
+    "wait_ms": (_of_latest(lambda each: each.wait_ns, _MS), "mean wait of the ranks for the last one, per step"),
+    "memory_gib": (_of_latest(MEMORIES["memory"], _GIB), "memory of the largest process"),
+    "device_memory_gib": (_of_latest(MEMORIES["device memory"], _GIB), "allocated on the devices of one process, most"),
+    "memory_gib_per_hour": (_growth("memory"), "growth of memory_gib"),
+    "device_memory_gib_per_hour": (_growth("device memory"), "growth of device_memory_gib"),
+    "cost_percent": (_cost_percent, "time that the recordings took, of the job's time"),
+    "failures": (lambda history: float(failures(history)), "recordings in a row that failed"),
+}
+"""Metrics that alerts name: the value of the latest recording (None if unknown), and what it is."""
+CAUSE_METRIC: Final = "idle_percent"
+"""Followed by "." and a cause it is that part, without a device of the main thread's time."""
+
+_COMPARE: Final = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+_NUMBER: Final = r"(-?\d{1,12}(?:\.\d{1,9})?)"
+_THRESHOLD: Final = re.compile(rf"([a-z_.]+)\s*(>=|<=|>|<)\s*{_NUMBER}(?:\s+for\s+(\d{{1,3}}))?", re.ASCII)
+_CHANGES: Final = re.compile(r"([a-z_.]+)\s+changes(?:\s+(\d{1,3}(?:\.\d{1,3})?)\s*%)?", re.ASCII)
+
+
+Turn = tuple[bool, float, str]
+"""That an alert fires or no longer does, its limit, and the sentence about it."""
+
+
+@dataclass
+class Alert:
+    """One alert and its state.
+
+    Attributes:
+        text: as the user wrote it.
+    """
+
+    text: str
+    metric: str
+    value: Callable[[History], float | None]
+    is_firing: bool = field(default=False, init=False)
+
+    def seen(self, history: History) -> AlertEvent | None:
+        """Take note of the latest recording; return the event if the alert began or ended with it."""
+        value = self.value(history)
+        turn = None if value is None else self._turn(value)
+        if value is None or turn is None:
+            return None
+        self.is_firing, limit, sentence = turn
+        return AlertEvent(self.text, "firing" if self.is_firing else "recovered", value, limit, sentence)
+
+    def _turn(self, value: float) -> Turn | None:
+        raise NotImplementedError
+
+
+@dataclass
+class ThresholdAlert(Alert):
+    compare: str
+    limit: float
+    times: int
+    _streak: int = field(default=0, init=False)
+
+    def _turn(self, value: float) -> Turn | None:
+        is_past = _COMPARE[self.compare]
+        if self.is_firing:
+            band = _BAND * abs(self.limit) * (-1 if self.compare[0] == ">" else 1)
+            is_other = not is_past(value, self.limit + band)
+        else:
+            is_other = is_past(value, self.limit)
+        self._streak = self._streak + 1 if is_other else 0
+        if self._streak < self.times:
+            return None
+        self._streak = 0
+        now = f"{self.metric} is {value:,.4g}"
+        if self.is_firing:
+            return False, self.limit, f"{now} again: no longer {self.text}"
+        return True, self.limit, f"{now}: {self.text}"
+
+
+@dataclass
+class ChangeAlert(Alert):
+    least: float
+    _values: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
+    _before: float | None = field(default=None, init=False)  # the level before the change that fires
+
+    def _turn(self, value: float) -> Turn | None:
+        self._values.append(value)
+        values = list(self._values)
+        *earlier, place = [0, *(proposed_places(values) if min(values) > 0 else [])]
+        if not earlier:
+            return None
+        sides = values[earlier[-1] : place], values[place:]
+        found = compare_samples([sides[0]], [sides[1]], confidence=CONFIDENCE, resamples=_RESAMPLES)
+        if not found.is_shown or found.change is None or abs(found.change) < self.least:
+            return None
+        self._values = deque(sides[1], maxlen=RECENT)
+        before, after = (float(np.mean(side)) for side in sides)
+        more = "more" if found.change > 0 else "less"
+        words = f"{self.metric} is {after:,.4g} instead of {before:,.4g}, {abs(found.change):.1%} {more}"
+        if self._before is not None and abs(after / self._before - 1) < self.least:
+            limit, self._before = self._before, None
+            return False, limit, f"{words}, as before: no longer {self.text}"
+        self._before = before
+        return True, before, f"{words}: {self.text}"
+
+
+def parsed_alert(text: str) -> Alert:
+    """Parse an alert; the module's text has the grammar. Raises UsageError if it is not one."""
+    words = text.strip()
+    if match := _THRESHOLD.fullmatch(words):
+        times = int(match[4]) if match[4] else DEFAULT_FOR
+        if times < 1:
+            raise UsageError(f"{text!r}: an alert is for 1 recording or more")
+        return ThresholdAlert(words, match[1], _metric(match[1]), match[2], float(match[3]), times)
+    if match := _CHANGES.fullmatch(words):
+        least = float(match[2]) / 100 if match[2] else _LEAST_CHANGE
+        return ChangeAlert(words, match[1], _metric(match[1]), least)
+    raise UsageError(f"{text!r} is not an alert: write one such as 'step_ms > 300' or 'step_ms changes 10%'")
+
+
+def _metric(name: str) -> Callable[[History], float | None]:
+    from stepscope.analysis.host import CAUSES
+
+    family, _, cause = name.partition(".")
+    if family == CAUSE_METRIC and cause in (*CAUSES, "compute"):
+        return _percent_of_step(lambda each: each.causes.get(cause, 0.0) if each.causes else None)
+    if name in METRICS:
+        return METRICS[name][0]
+    if family == CAUSE_METRIC:
+        raise UsageError(f"there is no cause {cause!r}; the causes are {', '.join(CAUSES)} and compute")
+    raise UsageError(f"there is no metric {name!r}; the metrics are {', '.join(METRICS)} and {CAUSE_METRIC}.CAUSE")
