@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.communication import collectives
+from stepscope.analysis.lateness import lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.rank_summary import rank_record
@@ -110,7 +111,9 @@ def exchanging(number: int, begin_ns: int, work_ns: list[int], *, end_ns: int, i
 
 def largest_reason(*traces: Trace) -> tuple[int, str, int]:
     records = [rank_record(View(trace)) for trace in traces]
-    first = reasons(records, matched_collectives([record.collectives for record in records]))[0]
+    found = [record.collectives for record in records]
+    late = lateness(found, matched_collectives(found))
+    first = reasons(records, late, late.root)[0]
     return first.place, first.cause, first.works
 
 
