@@ -9,6 +9,7 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.communication import collectives
+from stepscope.analysis.lateness import lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.rank_summary import rank_record
@@ -115,7 +116,9 @@ def exchanging(number: int, begin_ns: int, work_ns: list[int], *, end_ns: int, i
 
 def largest_reason(*traces: Trace) -> tuple[int, str, int]:
     records = [rank_record(View(trace)) for trace in traces]
-    first = reasons(records, matched_collectives([record.collectives for record in records]))[0]
+    found = [record.collectives for record in records]
+    late = lateness(found, matched_collectives(found))
+    first = reasons(records, late, late.root)[0]
     return first.place, first.cause, first.works
 
 
@@ -235,10 +238,6 @@ def test_the_question_for_the_other_ranks_is_gone_where_all_are_there() -> None:
 def test_a_message_that_no_rank_can_send_has_no_size() -> None:
     for elements, size in ((2**62, None), (-5, None), (0, 0), (64, 256)):
         assert set(collectives(rank(0, 100, elements=elements))["bytes"].to_list()) == {size}
-
-
-def test_nothing_is_matched_where_no_rank_exchanges() -> None:
-    assert matched_collectives([RankCollectives(ends_of(int).table.clear())] * 2).is_empty()
 
 
 def late_nsight(rank: int, path: Path) -> None:
