@@ -49,7 +49,7 @@ from stepscope.tune.sweep import file as sweep_file
 from stepscope.tune.sweep import run as sweep
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.whatif import answer, critical_path
-from stepscope.whatif.experiment import RankProspect
+from stepscope.whatif.job import JobProspect, RankProspect
 from tests.published_schema import ADDRESS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
@@ -380,6 +380,10 @@ class Whatif(
     changes: list[Prospect]
     together: Prospect | None
     ranks: list[RankProspect]
+    job: (
+        _part(JobProspect, "measured_step_ns", "step_ns", "saving_share", "last", "last_then", "changed", "error_share")
+        | None
+    )
     resources_then: _rows(critical_path.RESOURCE_SCHEMA) | None
     critical_path: _rows(critical_path.PATH_SCHEMA) | None
     slack: _rows(critical_path.SLACK_SCHEMA) | None

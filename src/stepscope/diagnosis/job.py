@@ -69,6 +69,8 @@ def job_of(summaries: Sequence[RankSummary]) -> Job | None:
     if len(summaries) < 2:
         return None
     matched = matched_collectives([summary.record.collectives for summary in summaries])
+    if matched.is_empty():
+        return None
     job = Job([summary.times for summary in summaries], matched)
     return job if (job.meeting >= 0).any() else None
 

@@ -288,9 +288,21 @@ def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
     if not found.count:
         yield Text("No exchange was recorded on all its ranks, so that nothing tells how their clocks compare.")
         return
-    shown = Table(found.table, "exchanges", found.table.height, brief=tuple(found.table.columns))
     title = "What ranks exchange: waiting for the last one, and the transfer after it"
-    yield Section(title, (shown, Text(clock_sentence(found))))
+    yield Section(title, (_told_table(found.table.drop(_SPEED)), Text(clock_sentence(found))))
+    title = "How fast the transfers are, and what of the exchanges no computation overlaps"
+    yield Section(title, (_told_table(found.table.select("kind", "bytes", "ranks", *_SPEED)),))
+
+
+_SPEED: Final = ("algorithm", "algorithm_gb_per_s", "bus_gb_per_s", "link_share", "exposed_ns", "overlapped_share",
+                 "most_exposed")  # fmt: skip
+
+
+def _told_table(frame: pl.DataFrame) -> Table:
+    """Without columns that tell nothing."""
+    empty = [name for name in frame.columns if not frame[name].cast(pl.String).replace("", None).count()]
+    shown = frame.drop(empty)
+    return Table(shown, "exchanges", shown.height, brief=tuple(shown.columns))
 
 
 _MOST_PARTS: Final = 6
