@@ -93,7 +93,7 @@ def test_a_training_is_watched_until_it_is_killed(tmp_path: Path) -> None:
                 if process.stdout is not None:
                     process.stdout.close()
     assert watch.returncode == 0
-    assert err.splitlines()[-1] == "stepscope: job has not answered for 2 s: the watch ends"
+    assert err.splitlines()[-1] == "stepscope: job could not be recorded for 2 s: the watch ends"
     assert [bool(re.search(r"  step \d+\.\d ms  .*watching costs", line)) for line in said] == [True, True, False]
     assert "firing: step_ms is " in said[2]
     assert out.count("firing: failures is ") == 1
