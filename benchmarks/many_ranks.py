@@ -1,28 +1,39 @@
-"""How long the page of a job with many ranks takes: the first time, and again from their summaries.
+"""How long a job with many ranks takes: its page, or its diagnosis; the first time, and again from what is kept.
 
 Ranks are those of `tests/simulator/ranks.py`, of which one comes late, mostly the same one. The cache is an empty one.
 
     python benchmarks/many_ranks.py 64 256 1024
     python benchmarks/many_ranks.py 64 --keep FOLDER     only writes the traces
+    python benchmarks/many_ranks.py 8 64 1024 --planted  finds faults that are planted in jobs drawn at random
+    python benchmarks/many_ranks.py --diagnose 64 256 1024              `stepscope diagnose` of ranks of 20 MB
+    python benchmarks/many_ranks.py --diagnose 64 --dask 2              by a Dask LocalCluster of two workers
+
+The last one counts, over jobs of `tests/simulator/jobs.py`, how often the planted fault is the first finding, with its
+rank or place and its cause, and how often the same job without the fault has no finding.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from http.cookiejar import CookieJar
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from stepscope.diagnosis.ranks import across_ranks
+from tests.simulator.jobs import FAULTS, drawn
 from tests.simulator.ranks import write_ranks
 
 OFTEN, RARELY = 17, 40
@@ -87,14 +98,107 @@ def measure(ranks: int) -> None:
         print(f"  {len(kept)} summaries, the largest of {max(kept) / 1e3:.1f} kB")
 
 
+def planted(ranks: int, trials: int, first: int) -> None:
+    """Print how many planted faults are found first, and how many clean twins stay silent."""
+    for number, fault in enumerate(FAULTS):
+        found = silent = 0
+        begun = time.monotonic()
+        for trial in range(first, first + trials):
+            seed = trial * len(FAULTS) + number
+            records, plant = drawn(ranks, seed, fault)
+            findings = across_ranks(records)
+            is_found = plant is not None and plant.is_told(findings)
+            found += is_found
+            clean = across_ranks(drawn(ranks, seed, f"clean {fault}")[0])
+            silent += not clean
+            for wrong in ([] if is_found else [f"missed {plant}: {[each.title for each in findings]}"]) + [
+                f"false alarm: {each.title}" for each in clean
+            ]:
+                print(f"    seed {seed}: {wrong}", file=sys.stderr)
+        took = (time.monotonic() - begun) / trials
+        print(f"| {fault} | {ranks:,} | {found} of {trials} | {silent} of {trials} | {took:.1f} s |", flush=True)
+
+
+BIG: Final = {"layers": 480, "steps": 40, "per_bucket": 20, "late_ns": 2_000_000}
+"""A trace of 23 MB with 1,000 collectives."""
+
+
+_JOIN: Final = """\
+import resource, sys
+from stepscope.commands import main
+code = main(sys.argv[1:])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+sys.exit(code)
+"""
+"""The command, which then prints the most memory that its own process had."""
+
+
+@contextlib.contextmanager
+def scheduler(dask_workers: int) -> Iterator[str]:
+    """The address of a Dask scheduler with so many workers; "" for none."""
+    if not dask_workers:
+        yield ""
+        return
+    from distributed import LocalCluster
+
+    with LocalCluster(n_workers=dask_workers, threads_per_worker=1, dashboard_address=None) as cluster:
+        yield cluster.scheduler_address
+
+
+def measure_diagnosis(ranks: int, dask_workers: int) -> None:
+    """Time `stepscope diagnose FOLDER`, and the memory of its process, which joins what the workers found."""
+    with tempfile.TemporaryDirectory() as place, scheduler(dask_workers) as address:
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+        folder, report = Path(place) / "traces", Path(place) / "report.json"
+        size = write_ranks(folder, ranks, late_rank, **BIG)
+        time.sleep(SETTLED_S)
+        print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB, {address or 'processes'}", flush=True)
+        words = ["diagnose", str(folder), "--json", str(report), *(["--scheduler", address] if address else [])]
+        for when, more in (("first", []), ("again", ["--top", "6"])):  # other words have no kept answer
+            begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            joined = subprocess.run(
+                [sys.executable, "-c", _JOIN, *words, *more],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                check=False,
+            )
+            assert joined.returncode == 0, joined.stdout[-500:]
+            peak = int(joined.stdout.split()[-1]) / 2**20
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            wall_s, cpu_s = time.monotonic() - begun, sum(after[:2]) - sum(before[:2])
+            found = json.loads(report.read_bytes())
+            assert len(found["ranks"]) == ranks
+            late = [each["title"] for each in found["across_ranks"] if each["rule"] == "late-rank"]
+            assert ranks <= RARELY or f"rank {OFTEN}" in late[0], late
+            print(
+                f"  {when}: {wall_s:.1f} s, {wall_s / ranks * 1e3:.0f} ms a rank; {cpu_s:.1f} s of processors, "
+                f"{cpu_s / ranks * 1e3:.0f} ms a rank; peak {peak:.0f} MiB of the joining process",
+                flush=True,
+            )
+        for kept in ("ranks", "reports"):
+            sizes = [each.stat().st_size for each in Path(place).glob(f"cache/stepscope/{kept}/*")]
+            print(f"  {len(sizes)} kept in {kept}, the largest of {max(sizes, default=0) / 1e3:.1f} kB")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ranks", metavar="RANKS", type=int, nargs="+")
     parser.add_argument("--keep", metavar="FOLDER", type=Path)
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--trials", type=int, default=20, help="jobs of each fault and number of ranks")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
+    parser.add_argument("--diagnose", action="store_true")
+    parser.add_argument("--dask", metavar="WORKERS", type=int, default=0)
     options = parser.parse_args()
+    if options.planted:
+        print("| fault | ranks | found first | clean twins silent | time a job |\n|---|---|---|---|---|")
     for ranks in options.ranks:
-        if options.keep:
+        if options.planted:
+            planted(ranks, options.trials, options.first)
+        elif options.keep:
             write_ranks(options.keep, ranks, late_rank)
+        elif options.diagnose:
+            measure_diagnosis(ranks, options.dask)
         else:
             measure(ranks)
 

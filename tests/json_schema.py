@@ -18,7 +18,7 @@ import polars as pl
 from typing_extensions import NotRequired, TypedDict
 
 import stepscope
-from stepscope.analysis import batch_size, memory, stragglers
+from stepscope.analysis import batch_size, desync, memory, stragglers
 from stepscope.analysis.allocator import FIT_SCHEMA
 from stepscope.analysis.captured import GraphUse
 from stepscope.analysis.device_time import DeviceUse, EngineUse, HostUse
@@ -29,7 +29,7 @@ from stepscope.compare import bench, history
 from stepscope.compare.comparison import Comparison, compare_traces
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import SideSummary
-from stepscope.diagnosis import diagnosis, finding
+from stepscope.diagnosis import diagnosis, finding, job
 from stepscope.diagnosis.ranks import EXCHANGE_SCHEMA
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import CompileUse
@@ -49,7 +49,7 @@ from stepscope.tune.sweep import file as sweep_file
 from stepscope.tune.sweep import run as sweep
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.whatif import answer, critical_path
-from stepscope.whatif.experiment import RankProspect
+from stepscope.whatif.job import JobProspect, RankProspect
 from tests.published_schema import ADDRESS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
@@ -220,9 +220,15 @@ class RankClock(TypedDict):
     error_ns: int
 
 
+class JobSteps(_part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "apart")):
+    parts: _rows(job.PART_SCHEMA)
+    holders: _rows(job.HOLDER_SCHEMA)
+
+
 class Ranks(Document):
     """`stepscope diagnose` of several traces."""
 
+    job_steps: JobSteps | None
     ranks: list[Diagnosis]
     across_ranks: list[Finding]
     exchanges: _rows(EXCHANGE_SCHEMA)
@@ -374,6 +380,10 @@ class Whatif(
     changes: list[Prospect]
     together: Prospect | None
     ranks: list[RankProspect]
+    job: (
+        _part(JobProspect, "measured_step_ns", "step_ns", "saving_share", "last", "last_then", "changed", "error_share")
+        | None
+    )
     resources_then: _rows(critical_path.RESOURCE_SCHEMA) | None
     critical_path: _rows(critical_path.PATH_SCHEMA) | None
     slack: _rows(critical_path.SLACK_SCHEMA) | None
@@ -731,8 +741,59 @@ class Job(Document):
     job: SlowWorkers
 
 
+class DifferentCalls(_part(desync.Mismatch, "group", "number", "name")):
+    differs: str
+    ranks: dict[str, list[str]]
+    where: dict[str, str]
+
+
+class UnfinishedCall(_part(desync.Unfinished, "group", "number", "name", "is_cause")):
+    waiting: list[str]
+    missing: list[str]
+    not_started: list[str]
+    unlogged_ranks: list[int] | None
+    where: str
+
+
+class SlowGroup(TypedDict):
+    kind: str
+    bytes: int
+    group: str
+    bus_gb_per_s: float
+    median_gb_per_s: float
+
+
+class LoggedRank(TypedDict):
+    rank: str
+    host: NotRequired[str]
+    calls: int
+    last_call: str
+    times_last: NotRequired[int | None]
+    late_ns: NotRequired[int | None]
+    waits_ns: NotRequired[int | None]
+
+
+class LoggedCollectives(TypedDict):
+    path: str
+    headline: str
+    kinds: list[str]
+    causes: list[str]
+    mismatches: list[DifferentCalls]
+    unfinished: list[UnfinishedCall]
+    ranks: list[LoggedRank]
+    exchanges: _rows(desync.RATE_SCHEMA)
+    slow_groups: list[SlowGroup]
+    unreadable: list[diagnosis.Unreadable]
+
+
+class Collectives(Document):
+    """`stepscope diagnose` of logs of collectives; beside traces the same stands in their report."""
+
+    collectives: LoggedCollectives
+
+
 DOCUMENTS: Final = (
-    *(Diagnosis, Ranks, Job, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
+    *(Diagnosis, Ranks, Job, Collectives, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
     *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
 )
 

@@ -12,6 +12,7 @@ import stat
 import sysconfig
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final, TypeVar
 
@@ -33,6 +34,7 @@ PACKAGE: Final = str(Path(__file__).parent)
 LIBRARIES: Final = tuple(sorted({sysconfig.get_path(each) for each in ("stdlib", "platstdlib", "purelib", "platlib")}))
 
 
+@cache
 def package_state() -> list[tuple[int, int]]:
     """Times and sizes of stepscope's own files, and the time of the folders that have its libraries."""
     found = []

@@ -11,14 +11,19 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from stepscope.analysis.desync import desync
 from stepscope.analysis.device_time import device_time
 from stepscope.analysis.idle import idle_time
 from stepscope.commands.shared.reading import trace_paths
 from stepscope.machine.devices import read_devices
 from stepscope.predict.cost.price_files import read_price_file
 from stepscope.readers import open_trace, side_files
+from stepscope.readers.collective_logs import collective_logs, log_files
 from stepscope.readers.side_files import read_ncu
 from stepscope.record.run_folder import is_run_folder
+from stepscope.report.desync import desync_document, desync_json
+from stepscope.report.document import json_bytes
+from stepscope.report.text import text_of
 from stepscope.trace.telemetry import read_telemetry
 from stepscope.trace.window import StepRange, Window
 from stepscope.tune.sweep.file import read_sweep
@@ -184,6 +189,19 @@ def _examine_run(path: Path, random: Random) -> None:
             check_json_command("history", "--json", "-")
 
 
+def examine_collective_logs(path: Path, random: Random) -> None:
+    if random.random() < 0.1:
+        check_command("diagnose", os.fspath(path), "--no-cache", *random.choice(((), ("--redact",), ("--json", "-"))))
+        return
+    logs = collective_logs(log_files(path))
+    found = desync(logs)
+    for one in found.unfinished:
+        expect(not set(one.waiting) & set(one.missing), "who waits in a collective has come to it", one)
+    expect((found.arrivals["late_ns"] >= 0).all(), "lateness is no gain", found.arrivals)
+    text_of(desync_document("logs", logs, found), width=120)
+    parsed(json_bytes(desync_json("logs", logs, found)), "the JSON report")
+
+
 def examine_telemetry(path: Path, random: Random) -> None:
     read_telemetry([path])
     if random.random() < 0.1:
@@ -241,6 +259,7 @@ FORMATS: tuple[Format, ...] = (
     Format("hltv", seeds.hltv, examine_folder, 4),
     Format("tensorboard", seeds.tensorboard, examine_folder, 4),
     Format("ranks", seeds.ranks, examine_folder, 4),
+    Format("collective_logs", seeds.collective_logs, examine_collective_logs),
     Format("run_folder", seeds.run_folder, examine_folder, 4),
     Format("telemetry", seeds.telemetry, examine_telemetry),
     *(

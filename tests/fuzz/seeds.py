@@ -25,6 +25,7 @@ from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, li
 from tests.property.documents import EVERY_KIND
 from tests.simulator import kineto_bytes, programs
 from tests.simulator.allocator import training
+from tests.simulator.collective_logs import entry, inspected, write_dumps, write_inspected
 from tests.simulator.gaudi import GaudiOptions, gaudi_bytes
 from tests.simulator.machine import PROCESS_ID, Machine
 from tests.simulator.nsight_systems import write_nsight
@@ -163,6 +164,18 @@ def torch_snapshot() -> list[Case]:
     files = _of_folder(fill).files
     text = json.dumps(training().snapshot())
     return [*(single(name, data) for name, data in files.items()), single("snapshot.json", text)]
+
+
+def collective_logs() -> list[Case]:
+    def fill(folder: Path) -> None:
+        write_dumps(folder / "pickles", 3, lambda rank: [entry(number) for number in range(1, 5 - (rank == 2))])
+        write_dumps(folder / "json", 2, lambda rank: [entry(1), entry(2, input_sizes=[[rank]])], as_json=True)
+        for rank in range(3):
+            write_inspected(folder / "inspected" / f"{rank}.log", [inspected(rank, n, ranks=3) for n in range(4)])
+
+    files = _of_folder(fill).files
+    kinds = sorted({name.partition("/")[0] for name in files})
+    return [Case({name: data for name, data in files.items() if name.startswith(kind)}, kind) for kind in kinds]
 
 
 def nsight_systems() -> list[Case]:

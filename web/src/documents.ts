@@ -443,7 +443,13 @@ export interface Exchange {
   per_step: number;
   wait_ns: number;
   transfer_ns: number;
+  algorithm: string; // by the kernels' names; "" where they do not tell
+  algorithm_gb_per_s: number | null;
   bus_gb_per_s: number | null;
+  link_share: number | null; // of the peak of the device's links to others of its machine
+  exposed_ns: number;
+  overlapped_share: number;
+  most_exposed: string; // the rank with most time in it without computation
   last: string; // the rank that most often comes last
   last_share: number;
 }

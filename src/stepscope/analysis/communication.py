@@ -26,7 +26,8 @@ COLLECTIVE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "description": pl.String,  # what the program calls the group; "" where unknown
     "source": pl.Int64,  # of a receive: the rank that sends; else null
     "target": pl.Int64,  # of a send: the rank that receives; else null
-    "bytes": pl.Int64,  # message of one rank; null where unknown
+    "bytes": pl.Int64,  # message as nccl-tests count it: of one rank, of an all-gather all ranks'; null where unknown
+    "algorithm": pl.String,  # such as "tree"; "" where the kernel's name does not tell
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
     "launch": pl.Int64,  # row in launches; null on the host
@@ -123,11 +124,14 @@ def _of_device(trace: Trace, work: pl.DataFrame) -> pl.DataFrame:
     for own, (row, name, collective, group, count, kind, start, duration, launch), (ranks, members, *others) in zip(
         called, work.select(columns).iter_rows(), work.select(about).iter_rows(), strict=True
     ):
-        size = None if count is None else count * _TYPE_BYTES.get((kind or "").lower().removeprefix("c10::"), 4)
-        size = _known(size if size is not None else messages.get(launch))
         kind_called = kind_of(collective) if collective else own or kind_of(name)
+        size = None if count is None else count * _TYPE_BYTES.get((kind or "").lower().removeprefix("c10::"), 4)
+        if size is not None and kind_called == "all_gather":
+            size *= ranks or 1  # the recorded count is one rank's part
+        size = _known(size if size is not None else messages.get(launch))
         of_group = (group or "", ranks, members or "", others[0] or "", *others[1:])
-        rows.append((row, True, kind_called, *of_group, size, start, duration, launch))
+        algorithm = collective_class(name).algorithm
+        rows.append((row, True, kind_called, *of_group, size, algorithm, start, duration, launch))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
 
 
@@ -218,7 +222,7 @@ def _of_host(trace: Trace) -> pl.DataFrame:
             length = max(noted[number][0] + noted[number][1] - start, duration)
         size = _known(_bytes(shapes, types) or None)
         of_group = ("", trace.metadata.world_size, "", "", None, None)
-        rows.append((row, False, kind, *of_group, size, start, length, None))
+        rows.append((row, False, kind, *of_group, size, "", start, length, None))
     return pl.DataFrame(rows, schema=dict(COLLECTIVE_SCHEMA), orient="row")
 
 

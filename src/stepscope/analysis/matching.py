@@ -87,7 +87,7 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     Returns:
         Columns as in MATCHED_SCHEMA, in order of time; see `participants` for a row each rank.
     """
-    found = _together(ranks) if len(ranks) > 1 else pl.DataFrame()
+    found = _together(ranks) if len(ranks) > 1 and any(rank.table.height for rank in ranks) else pl.DataFrame()
     if found.is_empty():
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     count = found["ranks"].list.len().cast(pl.Int64).to_numpy()

@@ -23,20 +23,25 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_on_host
+from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
+from stepscope.analysis.device_time import busy_intervals
+from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
-from stepscope.readers import place_among_xla_hosts
-from stepscope.readers.source_lines import variant_of
+from stepscope.machine.devices import find_device
+from stepscope.readers import place_in_job, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
+from stepscope.whatif.job import RankTimes
 
 BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
 _MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
+_MOST_KERNELS: Final = 200
+_LONGEST_NAME: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,11 @@ class RankRecord:
         places: the user's lines for each cause.
         exposed_ns: time per step in which the rank only communicates.
         on_device: whether the collectives run on a device.
+        host: name of its machine; None where unknown.
+        devices: how many that machine has, as the trace states; 0 where unknown.
+        kernels: its device's longest kernels: columns name, grid, count and ns, of all steps; None without a device.
+        link_gb_per_s: peak of the device's links to others of its machine together, in one direction; None where
+            unknown.
     """
 
     name: str
@@ -80,12 +90,26 @@ class RankRecord:
     places: dict[str, tuple[Location, ...]]
     exposed_ns: int
     on_device: bool
+    host: str | None = None
+    devices: int = 0
+    kernels: pl.DataFrame | None = None
+    link_gb_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
+    """What is kept of one rank.
+
+    Attributes:
+        waits: for each collective of the record lead_ns and wait_ns, as in `stepscope.whatif.job.RankTimes`.
+        start_ns, end_ns: of the measured steps.
+    """
+
     steps: RankSteps
     record: RankRecord
+    waits: pl.DataFrame
+    start_ns: int
+    end_ns: int
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -95,11 +119,29 @@ class RankSummary:
     def at(self, path: str) -> RankSummary:
         """The summary of the same content at another place."""
         name = self.steps.name if self.steps.rank is not None else path
-        return RankSummary(replace(self.steps, path=path, name=name), replace(self.record, path=path, name=name))
+        return replace(
+            self, steps=replace(self.steps, path=path, name=name), record=replace(self.record, path=path, name=name)
+        )
+
+    @property
+    def times(self) -> RankTimes:
+        """The rank as a part of its job."""
+        record = self.record
+        return RankTimes(
+            name=record.name,
+            kept=record.collectives,
+            waits=self.waits,
+            cause_ns={cause: ns * record.steps for cause, ns in record.causes.items()},
+            start_ns=self.start_ns,
+            end_ns=self.end_ns,
+            steps=record.steps,
+        )
 
 
 def rank_summary(view: View) -> RankSummary:
-    return RankSummary(rank_steps(view), rank_record(view))
+    record = rank_record(view)
+    waits = view.met.select("lead_ns", "wait_ns").head(record.collectives.table.height)
+    return RankSummary(rank_steps(view), record, waits, view.window.start_ns, view.window.end_ns)
 
 
 def rank_record(view: View) -> RankRecord:
@@ -108,9 +150,12 @@ def rank_record(view: View) -> RankRecord:
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)
-    columns = ("kind", "group", "description", "members", "source", "target", "bytes", "start_ns", "duration_ns")
+    columns = ("kind", "group", "description", "members", "source", "target", "bytes", "start_ns", "duration_ns",
+               "algorithm")  # fmt: skip
     size = pl.col("ranks").fill_null(pl.lit(trace.metadata.world_size, pl.Int64))
-    table = found.select(*columns, group_size=size).with_columns(step=pl.Series(number, dtype=pl.Int64))
+    table = found.select(*columns, group_size=size).with_columns(
+        step=pl.Series(number, dtype=pl.Int64), exposed_ns=_exposed(view, found)
+    )
     before = _before(view, found)
     if table.height > _MOST_COLLECTIVES:
         steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
@@ -133,14 +178,42 @@ def rank_record(view: View) -> RankRecord:
         places=places,
         exposed_ns=exposed + waiting,
         on_device=bool(found["on_device"].any()),
+        host=trace.metadata.host,
+        devices=len(trace.metadata.devices),
+        kernels=_kernels(view) if view.device is not None else None,
+        link_gb_per_s=_link_gb_per_s(view),
     )
+
+
+def _kernels(view: View) -> pl.DataFrame:
+    computes = view.work.filter(pl.col("kind") == "compute").group_by("name", "grid")
+    longest = computes.agg(count=pl.len().cast(pl.Int64), ns=pl.col("duration_ns").sum()).top_k(_MOST_KERNELS, by="ns")
+    return longest.sort("name", "grid").with_columns(pl.col("name").str.slice(0, _LONGEST_NAME))
+
+
+def _exposed(view: View, found: pl.DataFrame) -> pl.Series:
+    """Time in each collective in which the rank computes nothing."""
+    starts = found["start_ns"].to_numpy()
+    ends = starts + found["duration_ns"].to_numpy()
+    if view.device is None:
+        bare = exposed_intervals_on_host(view.trace, view.span)
+        return pl.Series(bare.covered_until(ends) - bare.covered_until(starts))
+    compute = busy_intervals(view.work.filter(pl.col("kind") == "compute"), view.window)
+    return pl.Series(ends - starts - (compute.covered_until(ends) - compute.covered_until(starts)))
+
+
+def _link_gb_per_s(view: View) -> float | None:
+    mine = next((one for one in view.trace.metadata.devices if one.device == view.device), None)
+    known = None if mine is None else find_device(mine)
+    return None if known is None or known.peer_link_bytes_s is None else known.peer_link_bytes_s / 1e9
 
 
 def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
     """What the rank did before each collective; see `RankCollectives.before`."""
     starts = found["start_ns"].to_numpy()
-    left = np.maximum.accumulate(starts + found["duration_ns"].to_numpy())
-    begins = np.minimum(np.append(np.full(min(len(starts), 1), view.window.start_ns), left[:-1]), starts)
+    ends = starts + found["duration_ns"].to_numpy()
+    left = left_before(starts, ends)
+    begins = np.where(left >= 0, ends[left], np.minimum(view.window.start_ns, starts)) if len(ends) else ends
     columns = {"begin_ns": begins}
     for (cause,), pieces in view.pieces.select("cause", "start_ns", "duration_ns").group_by("cause"):
         columns[str(cause)] = _passed(pieces, starts) - _passed(pieces, begins)
@@ -203,8 +276,8 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
     Raises:
         UnreadableTraceError: the file cannot be read.
     """
-    content = TraceCache().key_of(path, variant_of(path), least_bytes=0)
-    known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
+    content = trace_key(path, TraceCache(), least_bytes=0)
+    known = [content, place_in_job(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 
 

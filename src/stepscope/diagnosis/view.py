@@ -49,7 +49,10 @@ from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together, without_cause
+from stepscope.whatif.graph import Replay
 from stepscope.whatif.host_waits import operator_waits
+from stepscope.whatif.job import Saved
+from stepscope.whatif.waits import collective_waits, saved_between
 
 Framework: TypeAlias = Literal["jax", "torch_xla", "hpu"]
 """Frameworks other than PyTorch on a GPU or CPU; "hpu" is PyTorch on Intel Gaudi."""
@@ -185,8 +188,30 @@ class View(StepView):
         applied to the recorded step. What other programs took of the step is in no saving.
         """
         graph, before, step_ns = self._typical
-        after = self.experiment.run(change(self.experiment, graph)).step_ns
-        return min(max(round((before - after) / step_ns * self.step_ns), 0), self.step_ns)
+        done = self.experiment.run(change(self.experiment, graph))
+        if (self.trace.metadata.world_size or 1) > 1:
+            self._saved[change] = saved_between(self.experiment, self.met, self._typical_replay, done.replay)
+        return min(max(round((before - done.step_ns) / step_ns * self.step_ns), 0), self.step_ns)
+
+    def saved(self, change: Change) -> Saved:
+        """What a change saves of the own work of a rank, for a replay of its job."""
+        if change not in self._saved:
+            self.saved_ns(change)
+        return self._saved[change]
+
+    @cached_property
+    def _saved(self) -> dict[Change, Saved]:
+        return {}
+
+    @cached_property
+    def _typical_replay(self) -> Replay:
+        graph = self._typical[0]
+        return self.experiment.measured if graph is self.experiment.graph else self.experiment.run(graph).replay
+
+    @cached_property
+    def met(self) -> pl.DataFrame:
+        """The rank's collectives and how its own work depends on them; see `collective_waits`."""
+        return collective_waits(self)
 
     @cached_property
     def calm_step_ns(self) -> int:

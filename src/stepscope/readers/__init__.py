@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -15,16 +16,17 @@ import msgspec
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
 from stepscope.files import text_of
-from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, rocprof, torch_snapshot, xla_json, xplane
-from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file
+from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, remote, rocprof, torch_snapshot, xla_json, xplane
+from stepscope.readers.collective_logs import is_collective_log, kind_of_log
+from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file, name_of
 from stepscope.readers.source_lines import join_lines, join_pauses, variant_of
 from stepscope.record.counters import ConsecutiveSteps
 from stepscope.record.run_folder import recording_of
 from stepscope.record.runs import run_at
-from stepscope.trace.cache import TraceCache, temporary_store
+from stepscope.trace.cache import READER_VERSION, TraceCache, temporary_store
 from stepscope.trace.excerpt import write_excerpt
 from stepscope.trace.metadata import UnrecordedSteps
-from stepscope.trace.model import StoreWriter, Trace, is_store, open_store
+from stepscope.trace.model import VERSION, StoreWriter, Trace, is_store, open_store
 from stepscope.trace.program_facts import EvaluationFacts, ModelCallFacts, ProgramFacts, PromptFacts
 from stepscope.trace.window import StepRange, Window
 
@@ -107,6 +109,8 @@ def what_it_is(head: bytes) -> str | None:
             return name
     if head[_TAR_AT : _TAR_AT + 5] == b"ustar":
         return "a tar archive: unpack it and give the trace inside"
+    if log := kind_of_log(head):
+        return f"a log of collectives ({log}), not a trace: stepscope diagnose FILE says what it shows"
     text = text_of(head)
     if b'"traceEvents"' in text:
         return None
@@ -149,7 +153,7 @@ def xla_profiles(folder: Path) -> list[Path]:
     if place.parts[-3:-1] == _XLA_RUNS:
         return _hosts(folder)
     runs = folder if place.parts[-2:] == _XLA_RUNS else folder.joinpath(*_XLA_RUNS)
-    names = sorted(child.name for child in _children(runs) if child.is_dir())
+    names = sorted(child.name for child, is_folder in _children(runs) if is_folder)
     return next((found for name in reversed(names) if (found := _hosts(runs / name))), [])
 
 
@@ -165,6 +169,39 @@ def place_among_xla_hosts(path: Path) -> tuple[int, int] | None:
     return (hosts.index(path.name), len(hosts)) if len(hosts) > 1 and path.name in hosts else None
 
 
+_NAMED_RANK: Final = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+
+def place_in_job(path: Path) -> tuple[int, int] | None:
+    """The rank of a trace that does not say it itself, and how many there are; None if nothing tells.
+
+    Hosts of an XLA run are its ranks. Elsewhere a file's name counts that says "rank 3", as of Nsight's reports, if
+    those of the files beside it differ by the rank alone and begin with 0.
+    """
+    if place := place_among_xla_hosts(path):
+        return place
+    match = _NAMED_RANK.search(path.name)
+    try:
+        folder = Path(os.path.abspath(path)).parent
+        names = _names_in(folder, folder.stat().st_mtime_ns) if match else ()
+    except OSError:
+        return None  # a web address, or gone
+    if match is None:
+        return None
+    before, after = path.name[: match.start(1)], path.name[match.end(1) :]
+    alike = (
+        name[len(before) : len(name) - len(after)] for name in names if name.startswith(before) and name.endswith(after)
+    )
+    ranks = sorted({int(middle) for middle in alike if middle.isdecimal()})
+    return (int(match[1]), len(ranks)) if len(ranks) > 1 and ranks == list(range(len(ranks))) else None
+
+
+@lru_cache(maxsize=4)
+def _names_in(folder: Path, changed_ns: int) -> tuple[str, ...]:
+    del changed_ns  # a part of the key
+    return tuple(os.listdir(folder))
+
+
 def without_xla_twins(files: list[Path]) -> list[Path]:
     """Drop each HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
     stems = {str(file)[: -len(suffix)] for file in files for suffix in _XLA_SUFFIXES if file.name.endswith(suffix)}
@@ -172,7 +209,7 @@ def without_xla_twins(files: list[Path]) -> list[Path]:
 
 
 def _hosts(folder: Path) -> list[Path]:
-    found = [child for child in _children(folder) if child.name.endswith(_XLA_SUFFIXES) and child.is_file()]
+    found = [child for child, is_folder in _children(folder) if child.name.endswith(_XLA_SUFFIXES) and not is_folder]
     return sorted(found, key=_by_number)
 
 
@@ -181,9 +218,13 @@ def _by_number(path: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _children(folder: Path) -> list[Path]:
+def _children(folder: Path) -> list[tuple[Path, bool]]:
+    """What is in a folder, and whether each is a folder itself; nothing that is neither a file nor a folder."""
+    url = remote.url_of(folder)
+    if url is not None:
+        return remote.children(url)
     try:
-        return list(folder.iterdir())
+        return [(child, child.is_dir()) for child in folder.iterdir() if child.is_dir() or child.is_file()]
     except OSError:
         return []
 
@@ -232,8 +273,8 @@ def open_trace(
     """Read a trace of any supported format.
 
     Args:
-        path: a trace file (plain, gzip or zstd), "-" for standard input, a folder written by `Trace.save`, or a run's
-            folder or name, "latest" or "@2" for the one before; of several ranks it is the first.
+        path: a trace file (plain, gzip or zstd), also behind a URL, "-" for standard input, a folder written by
+            `Trace.save`, or a run's folder or name, "latest" or "@2" for the one before; of several ranks the first.
         window: only this span of time; of a trace in the cache, only what is in it is read.
         steps: only these annotated steps; cannot be combined with `window`.
         cache: where parsed traces are kept and looked up; None always reads the file.
@@ -270,18 +311,41 @@ def _opened(
     cache: TraceCache | None,
     progress: Progress | None,
 ) -> Trace:
-    if cache is None or not _can_be_kept(path):
-        return temporary_store(lambda writer: _read(path, writer, window, steps, progress))
-    key = cache.key_of(path, variant_of(path))
+    url = remote.url_of(path)
+    state = None if url is None else remote.state_of(url)
+    can_be_kept = _can_be_kept(path) if state is None else state[1]
+    if cache is None or not can_be_kept:
+        return temporary_store(lambda writer: _read(path, writer, window, steps, progress, state))
+    key = trace_key(path, cache, state=state)
 
     def build(writer: StoreWriter) -> ReadResult:
-        return _read(path, writer, None, None, progress)
+        return _read(path, writer, None, None, progress, state)
 
     if window is None and steps is None:
         found = cache.lookup(key) or cache.add(key, build)
     else:
         found = cache.excerpt(key, build, lambda whole: lambda writer: write_excerpt(whole, writer, window, steps))
-    return replace(_renamed(found, str(path)), identity=f"{key} {window} {steps}")
+    return replace(_renamed(found, name_of(path)), identity=f"{key} {window} {steps}")
+
+
+def trace_key(
+    path: str | Path, cache: TraceCache, least_bytes: int | None = None, state: remote.State | None = None
+) -> str:
+    """The key of a trace in caches, by the content of its file and of the lines beside it.
+
+    Args:
+        least_bytes: as for `TraceCache.key_of`.
+        state: of a file elsewhere that was looked at just now.
+
+    Raises UnreadableTraceError if the file cannot be read, or nothing tells whether its content has changed.
+    """
+    url = remote.url_of(path)
+    if url is None:
+        return cache.key_of(path, variant_of(path), least_bytes)
+    key = remote.key_of(url, f"{READER_VERSION}/{VERSION}", state or remote.state_of(url))
+    if key is None:
+        raise UnreadableTraceError(f"nothing tells whether {name_of(path)} has changed")
+    return key
 
 
 def trace_files(path: str | Path) -> list[Path]:
@@ -289,17 +353,23 @@ def trace_files(path: str | Path) -> list[Path]:
 
     Raises UnreadableTraceError if the path does not exist, or is a folder without trace files.
     """
-    place = Path(path)
-    if str(path) == "-" or not os.path.isdir(path) or is_store(place):
+    place, known, is_remote = Path(path), (*_SUFFIXES, *_XLA_SUFFIXES), remote.url_of(path) is not None
+    if str(path) == "-" or (place.name.endswith(known) if is_remote else not os.path.isdir(path) or is_store(place)):
         return [place]
     if profiles := xla_profiles(place):
         return profiles
-    known = (*_SUFFIXES, *_XLA_SUFFIXES)
+    inside = _children(place)
+    if is_remote and not inside:  # a file of another name
+        return [place]
     found = without_xla_twins(
-        sorted(child for child in place.iterdir() if child.is_file() and child.name.endswith(known))
+        sorted(
+            child
+            for child, is_folder in inside
+            if child.name.endswith(known) and not is_folder and (is_remote or not is_collective_log(child))
+        )
     )
     if not found:
-        raise UnreadableTraceError(f"the folder {place} contains no trace file ({', '.join(known)})")
+        raise UnreadableTraceError(f"the folder {name_of(place)} contains no trace file ({', '.join(known)})")
     return found
 
 
@@ -318,16 +388,21 @@ def _renamed(trace: Trace, path: str) -> Trace:
 
 def _of_its_host(trace: Trace, path: str | Path) -> Trace:
     """The trace with the rank from its position among a run's hosts, if it has no rank of its own."""
-    place = place_among_xla_hosts(Path(path)) if trace.metadata.rank is None else None
+    place = place_in_job(Path(path)) if trace.metadata.rank is None else None
     if place is None:
         return trace
     return replace(trace, metadata=replace(trace.metadata, rank=place[0], world_size=place[1]))
 
 
 def _read(
-    path: str | Path, writer: StoreWriter, window: Window | None, steps: StepRange | None, progress: Progress | None
+    path: str | Path,
+    writer: StoreWriter,
+    window: Window | None,
+    steps: StepRange | None,
+    progress: Progress | None,
+    state: remote.State | None,
 ) -> ReadResult:
-    source = ByteSource(path, progress)
+    source = ByteSource(path, progress, state)
     try:
         head = source.peek()
         if not head and source.damage:
@@ -338,6 +413,7 @@ def _read(
         for reader in READERS:
             if reader.recognises(head):
                 metadata, warnings = reader.read(source, writer, window, steps)
+                source.check_unchanged()
                 join_pauses(writer, metadata)
                 metadata, more = join_lines(path, writer, metadata)
                 return metadata, (*warnings, *more)

@@ -30,8 +30,9 @@ import polars as pl
 import zstandard
 from isal import igzip_lib
 
-from stepscope.errors import NotATraceError, TooLargeError, UnreadableTraceError, UsageError
+from stepscope.errors import NotATraceError, StepscopeError, TooLargeError, UnreadableTraceError, UsageError
 from stepscope.files import text_of
+from stepscope.readers import remote
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -393,16 +394,21 @@ class ByteSource:
         total_bytes: compressed size of the file; None if unknown.
         plain_path: the path of a regular, uncompressed file, which can be opened again; else None.
         progress: called after every block.
+
+    Args:
+        state: of a file elsewhere that was looked at just now.
     """
 
-    def __init__(self, path: str | Path, progress: Progress | None = None) -> None:
+    def __init__(self, path: str | Path, progress: Progress | None = None, state: remote.State | None = None) -> None:
         self.progress: Progress = progress or (lambda done, total: None)
-        self.name = "standard input" if str(path) == "-" else str(path)
+        self.name = "standard input" if str(path) == "-" else name_of(path)
         Budget.of(self.name)
         self.damage: str | None = None
-        self._raw = _open(path)
+        url = remote.url_of(path)
+        self._url, self._state = url, state if url is None or state is not None else remote.state_of(url)
+        self._raw = _open(path) if url is None or self._state is None else remote.open_file(url, self._state)
         regular = Path(path) if is_regular_file(path) else None
-        self.total_bytes = None if regular is None else regular.stat().st_size
+        self.total_bytes = file_bytes(path) if self._state is None else self._state[0]
         self._peeked = self._first_bytes()
         self._counted = _CountingReader(self._peeked, self._raw)
         self._stream: Readable = self._unpacker()
@@ -420,6 +426,11 @@ class ByteSource:
             self.close()
             raise NotATraceError(f"{self.name} is empty")
         return first
+
+    def check_unchanged(self) -> None:
+        """Raise UnreadableTraceError if a file elsewhere is no longer the one that was opened."""
+        if self._url is not None and remote.state_of(self._url, anew=True) != self._state:
+            raise UnreadableTraceError(remote.changed(self._url))
 
     @property
     def read_bytes(self) -> int:
@@ -518,6 +529,21 @@ class _CountingReader(io.RawIOBase):
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
+
+
+def name_of(path: str | Path) -> str:
+    """A trace's path for people."""
+    url = remote.url_of(path)
+    return str(path) if url is None else remote.shown(url)
+
+
+def file_bytes(path: str | Path) -> int | None:
+    """A file's size, here or elsewhere; None if it is unknown."""
+    url = remote.url_of(path)
+    try:
+        return remote.state_of(url)[0] if url is not None else os.stat(path).st_size if is_regular_file(path) else None
+    except (OSError, StepscopeError):
+        return None
 
 
 def is_regular_file(path: str | Path) -> bool:

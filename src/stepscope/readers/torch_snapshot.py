@@ -523,7 +523,7 @@ MOST_DEVICES: Final = 1024
 MOST_BYTES: Final = 1 << 61
 """Limit for the bytes of all events together; sums are kept in 64 bits."""
 
-_PICKLES: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+PICKLES: Final = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _EPOCH_US: Final = 10**15
 """Smaller times do not count from 1970."""
 _PARTS: Final = ("segments", "device_traces")
@@ -531,7 +531,7 @@ _PARTS: Final = ("segments", "device_traces")
 
 def recognises(head: bytes) -> bool:
     """Whether a file starts like a pickle, or like a snapshot as JSON."""
-    if head.startswith(_PICKLES):
+    if head.startswith(PICKLES):
         return True
     text = text_of(head)[:4096]
     begins = text.startswith(b"{") and b'"traceEvents"' not in text
@@ -579,7 +579,7 @@ def read(source: ByteSource, writer: StoreWriter, window: Window | None, steps: 
 
 
 def _value(data: bytes, name: str) -> Plain:
-    if data.startswith(_PICKLES):
+    if data.startswith(PICKLES):
         return load(data, name)
     current().require("values", data.count(b"[") + data.count(b"{"))  # a byte or two each, but a hundred in memory
     try:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
+from stepscope.analysis.host import CAUSES
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
 from stepscope.diagnosis.finding import Finding, Location
+from stepscope.diagnosis.job import JobSteps
 from stepscope.diagnosis.rank_summary import RankSummary
 from stepscope.diagnosis.ranks import Exchanges, exchanges
 from stepscope.diagnosis.recording_costs import Contention
@@ -71,6 +73,7 @@ from stepscope.report.words import (
 )
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import package_path
+from stepscope.whatif.job import BEGIN, TRANSFER, Saved
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
@@ -82,12 +85,14 @@ class TraceReport:
 
     Attributes:
         rank: for comparing the ranks of a job; None for a single trace.
+        saved: for each finding what it saves of the rank's own work, for the replay of the job; None where unknown.
         energy: what the run measured.
         page: what a report file keeps of the trace besides.
     """
 
     diagnosis: Diagnosis
     rank: RankSummary | None = None
+    saved: tuple[Saved | None, ...] = ()
     energy: TraceEnergy | None = None
     page: Any = None
 
@@ -96,6 +101,12 @@ class TraceReport:
         """Sort key among the reports of several traces."""
         rank = self.diagnosis.metadata.rank
         return (float("inf") if rank is None else rank, self.diagnosis.metadata.path)
+
+    def at(self, path: str) -> TraceReport:
+        """The same report of a trace that is named by another path."""
+        metadata = replace(self.diagnosis.metadata, path=path)
+        rank = None if self.rank is None else self.rank.at(path)
+        return replace(self, diagnosis=replace(self.diagnosis, metadata=metadata), rank=rank)
 
     def by_device(self) -> TraceReport:
         """The same report, which shows each device's window from its first to its last work."""
@@ -122,15 +133,25 @@ def trace_report(
 
     trace = view.trace
     diagnosis = diagnose_view(view, rules=rules, top=top, minimum_share=minimum_share, progress=progress)
-    rank = None
+    rank, saved = None, []
     if (trace.metadata.world_size or 1) > 1:
         rank = view.earlier.value("rank summary", lambda: rank_summary(view))
+        saved = [_saved(view, finding) for finding in diagnosis.findings]
         view.earlier.keep()
     return TraceReport(
         replace(diagnosis, applied=applied_beside(trace.metadata.path)),
         rank=rank,
+        saved=tuple(saved),
         energy=_energy(view, diagnosis),
     )
+
+
+def _saved(view: View, finding: Finding) -> Saved | None:
+    change = finding.change
+    if change is None or finding.saving_ns_per_step <= 0:
+        return None
+    name = ("saved on the rank", finding.rule, finding.title, repr(finding.where), repr(finding.evidence))
+    return view.earlier.value(name, lambda: view.saved(change))
 
 
 def with_own_commands(report: TraceReport) -> TraceReport:
@@ -198,6 +219,7 @@ def _whole(trace: Trace) -> Window:
     return Window(0, 1)
 
 
+_ALIKE: Final = 0.0005
 _RATIOS: Final = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
 
 
@@ -205,7 +227,9 @@ def diagnosis_document(
     reports: Sequence[TraceReport],
     across: Sequence[Finding] = (),
     unreadable: Sequence[Unreadable] = (),
+    logged: Sequence[Block] = (),
     *,
+    job: JobSteps | None = None,
     every: bool = True,
 ) -> Document:
     """Report one trace, or several ranks: an overview table, findings across ranks, then each rank.
@@ -213,6 +237,8 @@ def diagnosis_document(
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed.
+        logged: what logs of collectives show beside the traces.
+        job: what the steps of the ranks together wait for.
         every: show every rank, not only the one that can save most.
 
     Raises:
@@ -223,10 +249,11 @@ def diagnosis_document(
     without = section_if(unreadable_heading(unreadable), *_items(unreadable_sentences(unreadable)))
     if len(reports) == 1:
         name = file_name(reports[0].diagnosis.metadata.path) or "a trace"
-        return Document(name, (*_rank(reports[0], name), *without))
+        return Document(name, (*_rank(reports[0], name), *logged, *without))
     diagnoses = [report.diagnosis for report in reports]
     things = ranks_or_traces(diagnoses)
-    best = max(reports, key=_largest_saving)
+    holds = {} if job is None else dict(job.parts.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
+    best = max(reports, key=lambda each: (_largest_saving(each), holds.get(rank_name(each.diagnosis), 0)))
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
     shared = [_finding(number, each, slowest) for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
@@ -244,7 +271,9 @@ def diagnosis_document(
             head,
             *without,
             *section_if(f"The {things} together", *shared),
+            *_job(job),
             *_exchanges(reports),
+            *logged,
             *texts("" if every else below),
             *groups,
         ),
@@ -259,9 +288,68 @@ def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
     if not found.count:
         yield Text("No exchange was recorded on all its ranks, so that nothing tells how their clocks compare.")
         return
-    shown = Table(found.table, "exchanges", found.table.height, brief=tuple(found.table.columns))
     title = "What ranks exchange: waiting for the last one, and the transfer after it"
-    yield Section(title, (shown, Text(clock_sentence(found))))
+    yield Section(title, (_told_table(found.table.drop(_SPEED)), Text(clock_sentence(found))))
+    title = "How fast the transfers are, and what of the exchanges no computation overlaps"
+    yield Section(title, (_told_table(found.table.select("kind", "bytes", "ranks", *_SPEED)),))
+
+
+_SPEED: Final = ("algorithm", "algorithm_gb_per_s", "bus_gb_per_s", "link_share", "exposed_ns", "overlapped_share",
+                 "most_exposed")  # fmt: skip
+
+
+def _told_table(frame: pl.DataFrame) -> Table:
+    """Without columns that tell nothing."""
+    empty = [name for name in frame.columns if not frame[name].cast(pl.String).replace("", None).count()]
+    shown = frame.drop(empty)
+    return Table(shown, "exchanges", shown.height, brief=tuple(shown.columns))
+
+
+_MOST_PARTS: Final = 6
+
+
+def _job(job: JobSteps | None) -> tuple[Section, ...]:
+    if job is None:
+        return ()
+    parts = Table(job.parts.with_columns(_meaning(job.parts)), "parts", brief=(*job.parts.columns, "what_it_means"))
+    if job.parts.height > _MOST_PARTS:
+        parts = replace(parts, frame=parts.frame.head(_MOST_PARTS), total=job.parts.height)
+    title = "What a step of the job waits for: the critical path across the ranks, per step"
+    return (Section(title, (*texts(*job_sentences(job)), parts)),)
+
+
+def _meaning(parts: pl.DataFrame) -> pl.Series:
+    return pl.Series("what_it_means", [_ON_PATH.get(cause) or CAUSES.get(cause, "") for cause in parts["cause"]])
+
+
+_ON_PATH: Final = {
+    TRANSFER: "data moved after the last rank had come",
+    BEGIN: "it had not begun the recorded steps",
+    "busy": "its device worked, or its host beside a collective",
+    "compute": "operators computed",
+}
+
+
+def job_sentences(job: JobSteps) -> Iterator[str]:
+    """Who holds the job's steps up, and how far that can be trusted."""
+    off = job.error_share
+    gives = "the recorded times" if off < _ALIKE else f"a step that is off by {share(off)}"
+    yield (
+        f"A step takes {duration(job.step_ns)} on {job.last}, which takes longest. The replay of {count(job.ranks)} "
+        f"ranks without a change gives {gives}."
+    )
+    holders = job.holders.group_by("rank").agg(steps=pl.len()).sort("steps", "rank", descending=[True, False])
+    if holders.height:
+        rank, steps = holders.row(0)
+        most = job.holders.filter(pl.col("rank") == rank)["cause"].value_counts().sort("count", "cause").row(-1)[0]
+        of = f"{count(steps)} of {count(job.holders.height)} steps" if job.holders.height > 1 else "the step"
+        what = _ON_PATH.get(most) or CAUSES.get(most, most)
+        yield f"The others wait for {rank} in {of}, mostly while {what}."
+    if job.missing:
+        yield f"{count(job.missing)} more ranks of the job are not here: they may hold it up unseen."
+    if job.apart:
+        names = ", ".join(job.apart[:_MOST_PARTS])
+        yield f"No collective joins these to the others, so that nothing is known of their waits: {names}."
 
 
 def clock_sentence(found: Exchanges) -> str:
@@ -393,24 +481,33 @@ def _glances(diagnosis: Diagnosis) -> Iterator[Section]:
 
 
 def json_reports(
-    reports: Sequence[TraceReport], across: Sequence[Finding] = (), unreadable: Sequence[Unreadable] = ()
+    reports: Sequence[TraceReport],
+    across: Sequence[Finding] = (),
+    unreadable: Sequence[Unreadable] = (),
+    logged: dict[str, Any] | None = None,
+    job: JobSteps | None = None,
 ) -> dict[str, Any]:
     """The report of one trace, or of several as {"schema", "stepscope", "ranks": [a report each], "across_ranks"}.
 
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed, as {"path", "reason"}.
+        logged: what logs of collectives show beside the traces.
+        job: what the steps of the ranks together wait for.
     """
     found = [json_report(report) for report in reports]
+    beside = {} if logged is None else {"collectives": logged}
     if len(found) == 1:
-        return {**found[0], "unreadable": unreadable}
+        return {**found[0], "unreadable": unreadable, **beside}
     together = exchanges([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
         across_ranks=[_finding_json(finding) for finding in across],
+        job_steps=None if job is None else fields(job),
         exchanges=together.table,
         clocks=[{"rank": name, **clock._asdict()} for name, clock in together.clocks],
         unreadable=unreadable,
+        **beside,
     )
 
 

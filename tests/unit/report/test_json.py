@@ -236,6 +236,7 @@ def test_several_ranks_stand_in_one_report() -> None:
         "stepscope": stepscope.__version__,
         "ranks": [EMPTY_REPORT, FULL_REPORT],
         "across_ranks": [],
+        "job_steps": None,
         "exchanges": [],
         "clocks": [],
         "unreadable": [],

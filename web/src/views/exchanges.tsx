@@ -55,14 +55,20 @@ export function Exchanges({ document }: { document: Ranks }) {
 
 const COLUMNS: Column<Exchange>[] = [
   { name: "kind", title: "Exchange", value: (row) => nameOf(row.kind) },
-  { name: "bytes", title: "Message", value: (row) => row.bytes, isNumber: true, width: 110, spare: 2, tip: "Of one rank" },
+  { name: "bytes", title: "Message", value: (row) => row.bytes, isNumber: true, width: 110, spare: 2, tip: "Of one rank; of an all-gather, of all ranks" },
   { name: "group", title: "Group", value: (row) => row.group, width: 130, spare: 3, tip: "What the program calls it" },
   { name: "ranks", title: "Ranks", value: (row) => row.ranks, isNumber: true, width: 80, spare: 2, tip: "In a group" },
   { name: "groups", title: "Groups", value: (row) => row.groups, isNumber: true, width: 80, spare: 4, tip: "Of so many ranks, that exchange this" },
   { name: "per_step", title: "A step", value: (row) => row.per_step, isNumber: true, width: 90 },
   { name: "wait_ns", title: "Waiting", value: (row) => row.wait_ns, isNumber: true, width: 120, tip: "For the last rank, a step, in the mean of the ranks" },
   { name: "transfer_ns", title: "Transfer", value: (row) => row.transfer_ns, isNumber: true, width: 120, tip: "From the last rank's arrival to the end, a step" },
-  { name: "bus_gb_per_s", title: "GB/s", value: (row) => row.bus_gb_per_s, isNumber: true, width: 90, spare: 1, tip: "On each link during transfers, as nccl-tests counts" },
+  { name: "bus_gb_per_s", title: "Bus GB/s", value: (row) => row.bus_gb_per_s, isNumber: true, width: 100, spare: 1, tip: "On each link during transfers, as nccl-tests counts" },
+  { name: "link_share", title: "Of the link", value: (row) => row.link_share, isNumber: true, width: 110, spare: 4, tip: "Of the peak of the device's links to others of its machine" },
+  { name: "algorithm_gb_per_s", title: "Algorithm GB/s", value: (row) => row.algorithm_gb_per_s, isNumber: true, width: 130, spare: 5, tip: "Message by transfer" },
+  { name: "algorithm", title: "Algorithm", value: (row) => row.algorithm, width: 120, spare: 5, tip: "By the kernels' names" },
+  { name: "exposed_ns", title: "Exposed", value: (row) => row.exposed_ns, isNumber: true, width: 120, spare: 2, tip: "Time in it without computation, a step, in the mean of the ranks" },
+  { name: "overlapped_share", title: "Overlapped", value: (row) => row.overlapped_share, isNumber: true, width: 110, spare: 4, tip: "Of the time in it, computed meanwhile" },
+  { name: "most_exposed", title: "Most exposed", value: (row) => row.most_exposed, width: 130, spare: 5, tip: "The rank with most time in it without computation" },
   { name: "last", title: "Most often last", value: (row) => row.last, width: 150, spare: 3 },
   { name: "last_share", title: "How often", value: (row) => row.last_share, isNumber: true, width: 110, spare: 4 },
 ];

@@ -7,10 +7,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
@@ -27,13 +27,17 @@ from stepscope.commands.shared.options import (
     whole,
 )
 from stepscope.commands.shared.options import row_count as whole_number
-from stepscope.commands.shared.processes import FEW, in_processes, process_count
+from stepscope.commands.shared.processes import FEW, in_processes, on_cluster, process_count
 from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
+    encodable,
     garbage_rarely_collected,
     kept_as_rank,
+    note_secrets,
+    noted_secrets,
     open_from,
     readable_traces,
+    redacted,
     redactor_of,
     side_files,
     trace_paths,
@@ -44,16 +48,23 @@ from stepscope.report.brief import TOKENS, as_data, fitted
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
+    from stepscope.analysis.desync import Desync
     from stepscope.commands.read.documents import Room
-    from stepscope.commands.shared.reading import SideFile
+    from stepscope.commands.shared.reading import Secrets, SideFile
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.rank_summary import RankRecord
     from stepscope.diagnosis.rule import Rule
+    from stepscope.diagnosis.view import View
+    from stepscope.readers.collective_logs import CollectiveLogs
     from stepscope.report.diagnosis import TraceReport
+    from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
+Logged: TypeAlias = "tuple[str, CollectiveLogs, Desync]"
+"""Where logs of collectives are, what they hold, and what it shows."""
 MOST_ROWS: Final = 1_500_000
 """Rows of a trace that are diagnosed unless asked otherwise: about 600 MB of JSON, 12 s and 1.4 GiB."""
 NAME: Final = "diagnose"
@@ -62,6 +73,7 @@ _EXAMPLES: Final = """\
 examples:
   stepscope diagnose trace.json.gz
   stepscope diagnose traces/                                 every rank's trace in a folder
+  stepscope diagnose dumps/                                  why a job hangs: the flight recorder's dumps of its ranks
   stepscope diagnose trace.json --html report.html           a report to share; --redact hides who and where
   stepscope diagnose trace.json --diff - | git apply         the safe changes of your own lines
   stepscope diagnose trace.json --steps 10:20                only these steps
@@ -131,6 +143,11 @@ def prepare_parser(parser: CommandParser) -> None:
     add_device_option(parser)
     add_user_code_options(parser)
     add_reading_options(parser, or_device=True)
+    parser.add_argument(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="diagnose the ranks on the workers of this Dask scheduler, such as tcp://host:8786",
+    )
 
 
 @garbage_rarely_collected()
@@ -145,9 +162,14 @@ def run(arguments: argparse.Namespace) -> int:
         rule_named(name)
     if len(arguments.paths) == 1 and _is_answered_as_job(arguments):
         return 0
+    logged = _collective_logs(arguments)
+    if logged is not None and not arguments.paths:
+        _write_logged(arguments, logged)
+        return 0
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import UserSources
     from stepscope.diagnosis.diffs import Diffs
+    from stepscope.readers.remote import url_of
 
     by_device = arguments.window == DEVICE_WINDOW
     if by_device:
@@ -156,16 +178,22 @@ def run(arguments: argparse.Namespace) -> int:
     settings = dict(parsed_setting(text) for text in arguments.set)
     unreadable: list[Unreadable] = []
     files = side_files(arguments)
-    several = len(arguments.paths) > 1 or os.path.isdir(arguments.paths[0])
-    _diagnose_ahead(arguments, settings)
-    traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
+    first = arguments.paths[0]
+    is_folder = os.path.isdir(first) if url_of(first) is None else len(trace_paths(first)) > 1
+    several = is_folder or len(arguments.paths) > 1
     diffs = Diffs(UserSources(Path.cwd()).read)
     room = Room()
-    found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
+    if arguments.scheduler:
+        there = _on_cluster(arguments, settings, files, unreadable)
+        found = (_finished(arguments, report, diffs) for report in there)
+    else:
+        _diagnose_ahead(arguments, settings)
+        traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
+        found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     across = _across(arguments, [report.rank.record for report in reports if report.rank is not None])
-    reports = _without_answered(reports)
-    _write(arguments, reports, across, _redacted(unreadable, arguments))
+    reports, job = _as_job(arguments, reports)
+    _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
@@ -176,13 +204,16 @@ def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -
     """Diagnose many ranks in processes, which keep what they found; each is then taken from the cache in its turn."""
     if arguments.no_cache or "-" in arguments.paths:
         return
+    from stepscope.readers.source import file_bytes
+
     with contextlib.suppress(StepscopeError):  # whose turn comes when the traces are opened
         files = [Path(file) for path in arguments.paths for file in trace_paths(path)]
         new = [file for file in files if kept_as_rank(arguments, file, lambda: None) is None]
-        if len(new) <= FEW or sum(file.stat().st_size for file in new) < _WORTHWHILE_BYTES or process_count(new) < 2:
+        size = sum(file_bytes(file) or 0 for file in new)
+        if len(new) <= FEW or size < _WORTHWHILE_BYTES or process_count(new) < 2:
             return
         given = (argparse.Namespace(**{**vars(arguments), "quiet": True, "html": None}), settings)
-        with Progress(f"reading {len(new)} traces", in_bytes=False, arguments=arguments) as progress:
+        with Progress(f"reading {len(new)} traces", in_bytes=False, arguments=arguments, things="traces") as progress:
             for done, _ in enumerate(in_processes(_diagnosed, new, begin=_begin_ahead, given=given), 1):
                 progress(done, len(new))
 
@@ -206,6 +237,64 @@ def _diagnosed(file: Path) -> None:
             _report(arguments, trace, settings, Diffs(lambda _: None), Room())
 
 
+def _on_cluster(
+    arguments: argparse.Namespace,
+    settings: dict[str, float],
+    evidence: list[SideFile],
+    unreadable: list[Unreadable],
+) -> Iterator[TraceReport]:
+    """Each rank's report from the workers of a cluster, which keep what they found in their cache.
+
+    Args:
+        unreadable: collects the files that cannot be read.
+
+    Raises:
+        UsageError: the cluster cannot be reached, or no file can be read.
+    """
+    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.readers.remote import url_of
+
+    if arguments.html:
+        raise UsageError("--html draws each trace, and --scheduler leaves them where they are: use only one of them")
+    named = [file for path in arguments.paths for file in trace_paths(path)]
+    if Path("-") in named:
+        raise UsageError("a cluster cannot read standard input")
+    files = {file if url_of(file) else file.absolute(): file for file in named}
+    options = argparse.Namespace(**{**vars(arguments), "quiet": True, "scheduler": None})
+    with Progress(f"reading {len(files)} traces", in_bytes=False, arguments=arguments, things="traces") as progress:
+        found = on_cluster(_diagnosed_there, list(files), (options, settings, evidence), arguments.scheduler)
+        for done, (place, answer) in enumerate(found, 1):
+            progress(done, len(files))
+            path = encodable(str(files[place]))
+            if isinstance(answer, str):
+                unreadable.append(Unreadable(path, encodable(answer)))
+                continue
+            report, secrets = answer
+            note_secrets(arguments, secrets)
+            yield report.at(path) if url_of(place) is None else report
+    if len(unreadable) == len(files):
+        raise UsageError(
+            f"none of the {len(files)} files in {', '.join(arguments.paths)} can be read: {unreadable[0].reason}"
+        )
+
+
+def _diagnosed_there(
+    file: Path, given: tuple[argparse.Namespace, dict[str, float], list[SideFile]]
+) -> tuple[TraceReport, Secrets] | str:
+    """On a worker of a cluster: a rank's report and what --redact removes, or why its trace cannot be read."""
+    from stepscope.diagnosis.view import View
+
+    options, settings, evidence = given
+    arguments = argparse.Namespace(**vars(options))
+    try:
+        trace = open_from(arguments, file)
+        about_it = [each for each in evidence if each.is_about(trace, several=True)]
+        [trace] = with_evidence([trace], about_it, several=True)
+        return _trace_report(arguments, View(trace, settings, user_code_from(arguments))), noted_secrets(arguments)
+    except StepscopeError as error:
+        return str(error)
+
+
 def _is_answered_as_job(arguments: argparse.Namespace) -> bool:
     """Whether the file is a log of all ranks' operations, which has a report of its own."""
     from stepscope.readers.operation_log import operation_log
@@ -223,6 +312,42 @@ def _is_answered_as_job(arguments: argparse.Namespace) -> bool:
         arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
     )
     return True
+
+
+def _collective_logs(arguments: argparse.Namespace) -> Logged | None:
+    """What the logs of collectives among the paths show, if any; arguments keep the paths that have traces too."""
+    from stepscope.readers.collective_logs import collective_logs, log_files
+
+    by_path = {path: log_files(path) for path in arguments.paths if path != "-"}
+    files = [file for found in by_path.values() for file in found]
+    if not files:
+        return None
+    from stepscope.analysis.desync import desync
+
+    def has_traces(path: str) -> bool:
+        try:
+            return not by_path.get(path) or (os.path.isdir(path) and bool(trace_paths(path)))
+        except StepscopeError:
+            return False
+
+    logs = collective_logs(files)
+    names = {
+        name
+        for process in logs.processes
+        for name in (process.host, process.name)
+        if process.rank is None or name == process.host
+    }
+    found = redacted(arguments, (logs, desync(logs)), sorted(names - {""}), [str(file) for file in files])
+    path = arguments.paths[0] if len(by_path) == 1 else f"{len(files)} logs"
+    arguments.paths = [path for path in arguments.paths if has_traces(path)]
+    return (redacted(arguments, path), *found)
+
+
+def _write_logged(arguments: argparse.Namespace, logged: Logged) -> None:
+    from stepscope.report.desync import desync_document, desync_json
+
+    top = arguments.top if arguments.top is not None else _REPORT_ROWS
+    output.write_reports(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
 
 
 def parsed_share(text: str) -> float:
@@ -260,10 +385,35 @@ def _report(
     """
     from stepscope.commands.read.documents import OpenTrace, page_part
     from stepscope.diagnosis.view import View
-    from stepscope.report.diagnosis import trace_report, with_own_commands
-    from stepscope.report.redaction import secrets_in
 
     view = View(trace, settings, user_code_from(arguments))
+    report = _trace_report(arguments, view)
+    redactor = _redactor(arguments, report)
+    page = page_part(OpenTrace(arguments, trace, view=view), redactor, room) if arguments.html else None
+    return replace(_finished(arguments, report, diffs), page=page)
+
+
+def _redactor(arguments: argparse.Namespace, report: TraceReport) -> Redactor | None:
+    from stepscope.report.redaction import secrets_in
+
+    return redactor_of(arguments, *secrets_in(report.diagnosis)) if arguments.redact else None
+
+
+def _finished(arguments: argparse.Namespace, report: TraceReport, diffs: Diffs) -> TraceReport:
+    """The report redacted, or with diffs of the user's own lines."""
+    from stepscope.report.diagnosis import with_own_commands
+
+    redactor = _redactor(arguments, report)
+    if redactor is not None:
+        return redactor.redact(report)
+    return with_own_commands(replace(report, diagnosis=diffs.filled(report.diagnosis)))
+
+
+def _trace_report(arguments: argparse.Namespace, view: View) -> TraceReport:
+    """What is found in a trace, of which what the questions about all ranks need is kept."""
+    from stepscope.report.diagnosis import trace_report
+
+    trace = view.trace
     with Progress(f"analysing {trace.metadata.path}", in_bytes=False, arguments=arguments) as progress:
         report = trace_report(
             view,
@@ -274,11 +424,7 @@ def _report(
         )
     if report.rank is not None:
         kept_as_rank(arguments, trace.metadata.path, lambda: report.rank)
-    redactor = redactor_of(arguments, *secrets_in(report.diagnosis)) if arguments.redact else None
-    page = page_part(OpenTrace(arguments, trace, view=view), redactor, room) if arguments.html else None
-    if redactor is not None:
-        return replace(redactor.redact(report), page=page)
-    return with_own_commands(replace(report, diagnosis=diffs.filled(report.diagnosis), page=page))
+    return report
 
 
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
@@ -295,15 +441,23 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
     return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
-def _without_answered(reports: list[TraceReport]) -> list[TraceReport]:
-    """Drop what is said about one rank but the ranks together answer, or know better."""
+def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[list[TraceReport], JobSteps | None]:
+    """The reports with what the ranks together answer or know better, and what the job's steps wait for."""
     if len(reports) < 2:
-        return reports
-    from stepscope.diagnosis.ranks import without_answered, without_waits
+        return reports, None
+    from stepscope.diagnosis.job import job_of, job_steps, promised
+    from stepscope.diagnosis.ranks import without_answered
 
     diagnoses = without_answered([report.diagnosis for report in reports])
-    diagnoses = without_waits(diagnoses, [report.rank.record if report.rank else None for report in reports])
-    return [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
+    reports = [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
+    summaries = [report.rank for report in reports if report.rank is not None]
+    job = job_of(summaries) if len(summaries) == len(reports) else None
+    if job is None:
+        return reports, None
+    steps = job_steps(job, summaries)
+    saved, least = [report.saved for report in reports], _minimum_share(arguments)
+    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=least)
+    return [replace(report, diagnosis=each) for report, each in zip(reports, diagnoses, strict=True)], steps
 
 
 def _minimum_share(arguments: argparse.Namespace) -> float:
@@ -318,28 +472,34 @@ def _write(
     reports: Sequence[TraceReport],
     across: Sequence[Finding],
     unreadable: Sequence[Unreadable],
+    logged: Logged | None,
+    job: JobSteps | None,
 ) -> None:
     from stepscope.commands.read.documents import report_file
+    from stepscope.report.desync import desync_blocks, desync_record
     from stepscope.report.diagnosis import diagnosis_document, json_reports
+
+    blocks = [] if logged is None else [*desync_blocks(*logged[1:], headed=True)]
 
     targets = (arguments.json, arguments.markdown, arguments.html, arguments.diff)
     top = arguments.top if arguments.top is not None else _TEXT_ROWS
     output.write_reports(
         arguments,
-        lambda: diagnosis_document(reports, across, unreadable),
+        lambda: diagnosis_document(reports, across, unreadable, blocks, job=job),
         top=top,
-        page=lambda: report_file(reports, across, unreadable),
+        page=lambda: report_file(reports, across, unreadable, job),
         is_printed=False,
-        json=lambda: json_reports(reports, across, unreadable),
+        json=lambda: json_reports(reports, across, unreadable, logged and desync_record(*logged), job),
     )
     if arguments.for_assistant:
         from stepscope.report.text import text_of
 
-        text = text_of(diagnosis_document(reports, across, unreadable), width=_ASSISTANT_WIDTH, top=top)
+        text = text_of(diagnosis_document(reports, across, unreadable, job=job), width=_ASSISTANT_WIDTH, top=top)
         output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
         return
     if "-" not in targets:
-        output.print_document(diagnosis_document(reports, across, unreadable, every=arguments.verbose), top=top)
+        document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=arguments.verbose)
+        output.print_document(document, top=top)
         return
     for each in unreadable:
         print(f"stepscope: skipped: {printable(each.reason)}", file=sys.stderr)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.rank_summary import RankSteps
     from stepscope.diagnosis.view import View
     from stepscope.report.diagnosis import TraceReport
@@ -504,12 +505,18 @@ def session_of(
     }
 
 
-def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[Unreadable]) -> bytes:
+def report_file(
+    reports: Sequence[TraceReport],
+    across: Sequence[Finding],
+    unreadable: Sequence[Unreadable],
+    job: JobSteps | None = None,
+) -> bytes:
     """The page of these reports as one file; the first trace's views come first.
 
     Args:
         across: findings about the ranks together.
         unreadable: files that could not be diagnosed.
+        job: what the steps of the ranks together wait for.
     """
     from stepscope.report.diagnosis import json_report
     from stepscope.report.format import count, file_name
@@ -524,7 +531,7 @@ def report_file(reports: Sequence[TraceReport], across: Sequence[Finding], unrea
         if len(reports) > 1:
             found |= {with_options(name, chosen): data for name, data in own.items()}
     if len(reports) > 1:
-        found |= _ranks_in_file(reports, across, [each.reason for each in unreadable])
+        found |= _ranks_in_file(reports, across, [each.reason for each in unreadable], job)
     filled = [report for report in reports if report.page.documents]
     bare = len(reports) - len(filled)
     left_out = [f"Of {count(bare)} of {count(len(reports))} traces this file has the diagnosis only."] if bare else []
@@ -559,10 +566,11 @@ def _sessions_of(found: Mapping[str, bytes]) -> Iterator[str]:
 
 
 def _ranks_in_file(
-    reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str]
+    reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str], job: JobSteps | None
 ) -> dict[str, bytes]:
     from stepscope.analysis.matching import matched_collectives
     from stepscope.diagnosis.ranks import exchanges
+    from stepscope.report.diagnosis import job_sentences
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]
@@ -570,6 +578,7 @@ def _ranks_in_file(
     records = records if len(records) == len(reports) else []
     late = matched_collectives([record.collectives for record in records])
     together, titles = exchanges(records, late), [finding.title for finding in across]
+    titles += [] if job is None else job_sentences(job)
 
     def document(cause: str | None) -> dict[str, Any]:
         return ranks_json(steps, cause, late, titles, unreadable, together=together)

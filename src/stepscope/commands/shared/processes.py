@@ -1,4 +1,7 @@
-"""The same work for many files, in as many processes as the machine has room for."""
+"""The same work for many files, in as many processes as the machine has room for, or on a cluster of Dask.
+
+`concurrent.futures` would do less: a process that ends, as for lack of memory, breaks its whole pool.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from stepscope.errors import UsageError
 from stepscope.files import undone_on_error
 
 if TYPE_CHECKING:
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 FEW: Final = 4
 """Files for which the start of processes takes as long as the work."""
+_ANSWERS_WITHIN_S: Final = 20
 _EACH_BYTES: Final = 300 << 20
 _TIMES_PLAIN: Final = 2.5
 _TIMES_PACKED: Final = 40
@@ -78,6 +83,44 @@ def in_processes(
             pipe.close()
 
 
+def on_cluster(
+    work: Callable[..., _Result], files: Sequence[Path], given: tuple[Any, ...], address: str
+) -> Iterator[tuple[Path, _Result | str]]:
+    """Each file and the result of `work` for it on the workers of a Dask scheduler, in any order, or why there is none.
+
+    Args:
+        work: a function of a module that workers can import, called with a file and `given`.
+
+    Raises:
+        UsageError: the scheduler cannot be reached, or Dask is not installed.
+    """
+    try:
+        import distributed
+    except ImportError as error:
+        raise UsageError("--scheduler needs Dask, which is not installed: pip install 'stepscope[cluster]'") from error
+    try:
+        client = distributed.Client(address, timeout=_ANSWERS_WITHIN_S)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
+    with client:
+        shared = client.scatter(given, hash=False)
+        asked = client.map(work, files, given=shared, pure=False)  # anew where a worker is lost, by Dask's own settings
+        file_of = dict(zip((future.key for future in asked), files, strict=True))
+        waiting = distributed.as_completed(asked)
+        try:
+            for future in waiting:
+                failed = future.exception()
+                yield file_of[future.key], future.result() if failed is None else _reason(failed)
+                future.cancel()  # the cluster forgets the result
+        finally:
+            client.cancel(list(waiting.futures))
+
+
+def _reason(error: BaseException) -> str:
+    lost = "the worker that read it ended, perhaps for lack of memory" if type(error).__name__ == "KilledWorker" else ""
+    return lost or f"the cluster cannot read it: {type(error).__name__}: {error}"
+
+
 def _started(
     work: Callable[[Path], _Result], begin: Callable[..., None], given: tuple[Any, ...]
 ) -> tuple[Connection, SpawnProcess]:
@@ -110,10 +153,9 @@ def process_count(files: Sequence[Path], spared: int = 0) -> int:
 
 
 def _needed(file: Path) -> float:
-    try:
-        size = file.stat().st_size
-    except OSError:
-        size = 0
+    from stepscope.readers.source import file_bytes
+
+    size = file_bytes(file) or 0
     is_packed = file.suffix in (".gz", ".zst")
     return _EACH_BYTES + size * (_TIMES_PACKED if is_packed else _TIMES_PLAIN)
 

@@ -25,11 +25,15 @@ class Progress:
     Args:
         work: what is done, such as "reading trace.json".
         in_bytes: whether amounts are bytes; else they are counts.
+        things: what is counted, whose rate is shown.
         arguments: the command's, which show nothing if they have --quiet, or --redact, since work may name a file.
     """
 
-    def __init__(self, work: str, *, in_bytes: bool = True, arguments: argparse.Namespace) -> None:
+    def __init__(
+        self, work: str, *, in_bytes: bool = True, arguments: argparse.Namespace, things: str | None = None
+    ) -> None:
         self._work = printable(work)
+        self._things = things
         self._in_bytes = in_bytes
         self._is_quiet = any(getattr(arguments, name, False) for name in ("quiet", "redact"))
         self._begun = time.monotonic()
@@ -57,7 +61,12 @@ class Progress:
         if not total:
             return f"stepscope: {self._work}: {amount}"
         left = f", {duration(took_s * (total / done - 1) * 1e9)} left" if 0 < done < total else ""
-        return f"stepscope: {self._work}: {share(done / total)} of {size(total) if self._in_bytes else total}{left}"
+        of = size(total) if self._in_bytes else total
+        return f"stepscope: {self._work}: {share(done / total)} of {of}{self._rate(done)}{left}"
+
+    def _rate(self, done: int) -> str:
+        took_s = time.monotonic() - self._begun
+        return f", {done / took_s:,.1f} {self._things} per second" if self._things and took_s else ""
 
     def _draw(self, done: int, total: int | None) -> None:
         if self._bar is None:
@@ -66,7 +75,8 @@ class Progress:
             self._bar.add_task(self._work, total=total)
             self._bar.tasks[0].start_time = self._bar.get_time() - (time.monotonic() - self._begun)
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=self._work, refresh=True)
+        work = self._work + self._rate(done)
+        self._bar.update(self._bar.task_ids[0], completed=done, total=total, description=work, refresh=True)
 
     def __enter__(self) -> Progress:
         return self

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from stepscope.commands.shared.output import say
 from stepscope.commands.shared.progress import Progress
@@ -164,6 +164,7 @@ def _ends_with(path: str, ending: str) -> bool:
 
 
 _T = TypeVar("_T")
+Secrets: TypeAlias = tuple[Sequence[str], Sequence[str]]
 _SECRETS: Final = "secrets_of_traces"
 _OBJECTS_BEFORE_COLLECTION: Final = 50_000
 
@@ -378,11 +379,13 @@ def trace_paths(path: str | Path) -> list[Path]:
         UnreadableTraceError: a folder without trace files.
     """
     from stepscope.readers import trace_files
+    from stepscope.readers.remote import url_of
 
     folder = _run_at(path)
     if folder is None:
         inside = _inside_run(path)
-        if inside is None and str(path) != "-" and not os.path.exists(path) and not Path(path).suffix:
+        is_name = not Path(path).suffix and url_of(path) is None
+        if inside is None and str(path) != "-" and not os.path.exists(path) and is_name:
             raise UsageError(_no_such_run(str(path)))
         return trace_files(inside or path)
     if not os.path.exists(path) and str(path) != folder.name:
@@ -460,7 +463,7 @@ def redactor_of(arguments: argparse.Namespace, names: Sequence[str] = (), paths:
     """A redactor that knows this user's and machine's names, those in the opened traces, and the given ones."""
     from stepscope.report.redaction import Redactor
 
-    of_traces, found = getattr(arguments, _SECRETS, ((), ()))
+    of_traces, found = noted_secrets(arguments)
     return Redactor([*local_names(), *of_traces, *names], [*found, *paths])
 
 
@@ -483,8 +486,18 @@ def _note_secrets(arguments: argparse.Namespace, trace: Trace) -> None:
     if getattr(arguments, "redact", False):
         from stepscope.report.redaction import secrets_of
 
-        known = getattr(arguments, _SECRETS, ((), ()))
-        setattr(arguments, _SECRETS, tuple([*old, *new] for old, new in zip(known, secrets_of(trace), strict=True)))
+        note_secrets(arguments, secrets_of(trace))
+
+
+def noted_secrets(arguments: argparse.Namespace) -> Secrets:
+    """What `redactor_of` will remove of the traces that were opened: names, and paths."""
+    found: Secrets = getattr(arguments, _SECRETS, ((), ()))
+    return found
+
+
+def note_secrets(arguments: argparse.Namespace, more: Secrets) -> None:
+    names, paths = noted_secrets(arguments)
+    setattr(arguments, _SECRETS, ([*names, *more[0]], [*paths, *more[1]]))
 
 
 def local_names() -> list[str]:

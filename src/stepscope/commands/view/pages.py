@@ -27,7 +27,7 @@ from stepscope.view.documents import NoDocument, Options
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.diagnosis.rank_summary import RankRecord, RankSummary
+    from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.diagnosis.ranks import Exchanges
     from stepscope.trace import Trace
 
@@ -228,20 +228,25 @@ class Ranks:
         of = len(self._job.files)
         if not known and len(unreadable) == of:
             raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
-        late, titles, together = self._together([each.record for each in known])
+        late, titles, together = self._together(known)
         steps = [each.steps for each in known]
         step = number(options, "step")
         return ranks_json(steps, options.get("cause"), late, titles, unreadable, of, together, step)
 
-    def _together(self, records: Sequence[RankRecord]) -> tuple[pl.DataFrame, list[str], Exchanges]:
+    def _together(self, known: Sequence[RankSummary]) -> tuple[pl.DataFrame, list[str], Exchanges]:
         """What collectives tell of the ranks that are there, and the sentences about them once all are."""
         from stepscope.analysis.matching import matched_collectives
+        from stepscope.diagnosis.job import job_of, job_steps
         from stepscope.diagnosis.ranks import across_ranks, exchanges
+        from stepscope.report.diagnosis import job_sentences
 
+        records = [each.record for each in known]
         if self._compared is None or self._compared[0] != len(records):
             late = matched_collectives([record.collectives for record in records])
             is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
             titles = [finding.title for finding in across_ranks(records, late)] if is_all else []
+            if is_all and (job := job_of(known)) is not None:
+                titles += job_sentences(job_steps(job, known))
             self._compared = len(records), late, titles, exchanges(records, late)
         return self._compared[1:]
 

@@ -1,0 +1,200 @@
+"""The steps of a job, which end when the last rank's do: who holds them up, and what fixing a rank's findings saves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import polars as pl
+
+from stepscope.analysis.matching import matched_collectives
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.finding import Confidence, Figure, Finding
+from stepscope.diagnosis.rank_summary import RankSummary
+from stepscope.diagnosis.rule import severity
+from stepscope.diagnosis.rules import exposed_communication
+from stepscope.whatif.job import Job, Saved
+
+MOST_OFF: Final = 0.01
+"""Share of the step by which the replay without a change may differ from it, to be believed."""
+
+PART_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "rank": pl.String,  # that the others wait for; of a transfer, the one that came last
+    "cause": pl.String,  # of idle or host time, "busy", "transfer" or "begin"
+    "ns": pl.Int64,  # per step
+    "share": pl.Float64,  # of the critical path
+}
+HOLDER_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
+    "step": pl.Int64,
+    "rank": pl.String,  # with the largest part of the critical path in this step
+    "cause": pl.String,  # the largest on that rank
+    "ns": pl.Int64,  # of this cause
+    "switches": pl.Int64,  # how often the path goes from one rank to another
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobSteps:
+    """What the steps of a job wait for.
+
+    Attributes:
+        step_ns: mean step of the rank whose steps take longest.
+        last: that rank.
+        ranks: how many ranks were replayed.
+        missing: how many more the job has.
+        error_share: how far the replay without a change is from the step.
+        apart: ranks that meet no other in a collective.
+        parts: the critical path by rank and cause, the longest part first; columns as in PART_SCHEMA.
+        holders: who holds each step up; columns as in HOLDER_SCHEMA.
+    """
+
+    step_ns: float
+    last: str
+    ranks: int
+    missing: int
+    error_share: float
+    apart: tuple[str, ...]
+    parts: pl.DataFrame
+    holders: pl.DataFrame
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks are there and their replay gives what was recorded."""
+        return not self.missing and self.error_share <= MOST_OFF
+
+
+def job_of(summaries: Sequence[RankSummary]) -> Job | None:
+    """The job of these ranks; None where no collective joins them."""
+    if len(summaries) < 2:
+        return None
+    matched = matched_collectives([summary.record.collectives for summary in summaries])
+    if matched.is_empty():
+        return None
+    job = Job([summary.times for summary in summaries], matched)
+    return job if (job.meeting >= 0).any() else None
+
+
+def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
+    """What the steps of the job wait for."""
+    names = [summary.record.name for summary in summaries]
+    path, steps = job.critical_path(), job.step_ns(job.measured)
+    named = path.with_columns(pl.Series("rank", names).gather(path["rank"]).alias("rank"))
+    whole = max(int(path["ns"].sum()), 1)
+    parts = named.group_by("rank", "cause").agg(total=pl.col("ns").sum())
+    return JobSteps(
+        step_ns=job.recorded_ns,
+        last=names[int(steps.argmax())],
+        ranks=len(summaries),
+        missing=max(max(summary.record.ranks for summary in summaries) - len(summaries), 0),
+        error_share=job.error_share,
+        apart=job.apart,
+        parts=parts.sort("total", "rank", "cause", descending=[True, False, False]).select(
+            "rank", "cause", ns=pl.col("total") // job.steps, share=pl.col("total") / whole
+        ),
+        holders=_holders(named),
+    )
+
+
+def _holders(path: pl.DataFrame) -> pl.DataFrame:
+    moved = path.filter(pl.col("ns") > 0).with_columns(is_new=pl.col("rank") != pl.col("rank").shift(1))
+    switches = moved.group_by("step").agg(switches=pl.col("is_new").sum().cast(pl.Int64))
+    sums = path.group_by("step", "rank", "cause").agg(ns=pl.col("ns").sum())
+    sums = sums.with_columns(whole=pl.col("ns").sum().over("step", "rank"))
+    order = ["step", "whole", "rank", "ns", "cause"]
+    first = sums.sort(order, descending=[False, True, False, True, False]).group_by("step", maintain_order=True).first()
+    return first.join(switches, on="step", maintain_order="left").select(*HOLDER_SCHEMA)
+
+
+def promised(
+    diagnoses: Sequence[Diagnosis],
+    saved: Sequence[Sequence[Saved | None]],
+    job: Job,
+    steps: JobSteps,
+    *,
+    minimum_share: float,
+) -> list[Diagnosis]:
+    """Promise for each rank's findings what the job saves, with the cause gone on every rank that has it.
+
+    Args:
+        diagnoses: of the job's ranks.
+        saved: for each finding of each diagnosis what a replay of the rank alone tells; None where there is none.
+        minimum_share: findings that then save less of the step are counted but not kept.
+    """
+    alike: dict[tuple[object, ...], dict[int, Saved]] = {}
+    for place, (diagnosis, changes) in enumerate(zip(diagnoses, saved, strict=True)):
+        for finding, change in zip(diagnosis.findings, changes, strict=True):
+            if finding.saving_ns_per_step > 0:
+                of_ranks = alike.setdefault(_cause(finding), {})
+                here = change or _spread(job, place, finding)
+                of_ranks[place] = of_ranks[place].with_saved(here) if place in of_ranks else here
+    savings = {cause: max(job.saving_ns(of_ranks), 0.0) for cause, of_ranks in alike.items()}
+    result = []
+    for diagnosis, changes in zip(diagnoses, saved, strict=True):
+        kept, hidden = [], 0
+        for finding, change in zip(diagnosis.findings, changes, strict=True):
+            if finding.saving_ns_per_step <= 0:
+                kept.append(finding)
+                continue
+            cause = _cause(finding)
+            new = _promise(finding, savings[cause], len(alike[cause]), steps, diagnosis, is_replayed=change is not None)
+            if new.saving_share >= minimum_share or new.ends_run_in_ns is not None:
+                kept.append(new)
+            else:
+                hidden += 1
+        kept.sort(key=lambda finding: finding.rank)
+        result.append(
+            replace(diagnosis, findings=tuple(kept), hidden=diagnosis.hidden + hidden, together=None, afterwards=())
+        )
+    return result
+
+
+def _cause(finding: Finding) -> tuple[object, ...]:
+    """What the same finding of another rank shares with it."""
+    place = finding.where[0] if finding.where else None
+    return (finding.rule, place.file, place.line) if place is not None else (finding.rule,)
+
+
+def _spread(job: Job, place: int, finding: Finding) -> Saved:
+    """A saving that was not replayed, spread over the rank's own work; of communication, its transfers."""
+    if finding.rule == exposed_communication.RULE.id:
+        return job.without_transfers(place)
+    return job.spread(place, finding.saving_ns_per_step * job.ranks[place].steps)
+
+
+def _promise(
+    finding: Finding, saving_ns: float, alike: int, steps: JobSteps, diagnosis: Diagnosis, *, is_replayed: bool
+) -> Finding:
+    saving = min(round(saving_ns), diagnosis.step_ns)
+    share = saving / max(diagnosis.step_ns, 1)
+    on = "on this rank" if alike == 1 else f"on the {alike:,} ranks that have it"
+    basis = (
+        f"what the last of {steps.ranks:,} ranks saves, by a replay of all with this gone {on}; this rank's trace "
+        f"alone promises {finding.saving_ns_per_step / 1e6:,.1f} ms"
+    )
+    if not is_replayed:
+        basis += ", added up and spread evenly over its own work"
+    if steps.missing:
+        basis += f"; {steps.missing:,} more ranks were not recorded"
+    figures = (
+        Figure("saving by this rank's trace alone, per step", finding.saving_ns_per_step, "ns"),
+        Figure("ranks in the replay", steps.ranks, "count"),
+        Figure("ranks that have this", alike, "count"),
+        *([Figure("ranks that were not recorded", steps.missing, "count")] if steps.missing else []),
+    )
+    return replace(
+        finding,
+        severity=severity(share) if finding.severity != "note" else "note",
+        saving_ns_per_step=saving,
+        saving_share=share,
+        saving_basis=basis,
+        saving_from="replayed",
+        confidence=_confidence(finding.confidence, steps, is_replayed=is_replayed),
+        evidence=replace(finding.evidence, figures=(*finding.evidence.figures, *figures)),
+    )
+
+
+def _confidence(own: Confidence, steps: JobSteps, *, is_replayed: bool) -> Confidence:
+    if not steps.is_whole:
+        return "low"
+    return "medium" if own == "high" and not is_replayed else own

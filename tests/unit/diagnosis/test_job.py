@@ -1,0 +1,126 @@
+"""What a rank's findings save for its job, beside the same job simulated without their cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stepscope.diagnosis.job import JobSteps, job_of, job_steps, promised
+from stepscope.diagnosis.view import View
+from stepscope.readers import open_trace
+from stepscope.report.diagnosis import TraceReport, job_sentences, trace_report
+from stepscope.whatif.job import Job
+from tests.simulator.job import US, Rank, job, write_job
+
+RANKS, STEPS = 3, 3
+LATE, SECOND = 2, 1
+INPUT_NS = {0: 60 * US, SECOND: 160 * US, LATE: 460 * US}
+
+
+def program(rank: Rank, input_ns: dict[int, int] = INPUT_NS) -> None:
+    main = rank.main
+    for number in range(STEPS):
+        with main.step(number), main.frame("train.py(12): step", before_ns=3 * US):
+            if input_ns[rank.number]:
+                main.data_loader(input_ns[rank.number], workers=True)
+            with main.operator("aten::addmm"):
+                main.launch("gemm", rank.queue, 150 * US)
+            rank.reduce("0", range(RANKS))
+            main.item(rank.queue)
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[TraceReport]:
+    folder = tmp_path_factory.mktemp("job")
+    write_job(folder, job(RANKS, program))
+    views = [View(open_trace(folder / f"rank{number}.json")) for number in range(RANKS)]
+    return [trace_report(view, rules=["input-bound"], top=0, minimum_share=0.01) for view in views]
+
+
+def joined(reports: list[TraceReport]) -> tuple[Job, JobSteps]:
+    summaries = [report.rank for report in reports if report.rank is not None]
+    found = job_of(summaries)
+    assert found is not None
+    return found, job_steps(found, summaries)
+
+
+def savings(reports: list[TraceReport], minimum_share: float = 0.0) -> list[dict[str, int]]:
+    found, steps = joined(reports)
+    diagnoses, saved = [report.diagnosis for report in reports], [report.saved for report in reports]
+    after = promised(diagnoses, saved, found, steps, minimum_share=minimum_share)
+    return [{each.rule: each.saving_ns_per_step for each in diagnosis.findings} for diagnosis in after]
+
+
+def step_ns(input_ns: dict[int, int]) -> int:
+    rank = job(RANKS, lambda each: program(each, input_ns))[0]
+    steps = [each for each in rank.main.slices if each.name.startswith("ProfilerStep")]
+    return ((steps[-1].end_ns or 0) - steps[0].start_ns) // STEPS
+
+
+def test_a_finding_of_all_ranks_saves_what_the_job_takes_less(reports: list[TraceReport]) -> None:
+    alone = [report.diagnosis.findings[0].saving_ns_per_step for report in reports]
+    without = step_ns(INPUT_NS) - step_ns(dict.fromkeys(INPUT_NS, 0))
+
+    assert alone == list(INPUT_NS.values())
+    assert savings(reports) == [{"input-bound": without}] * RANKS
+
+
+def test_a_finding_of_the_late_rank_saves_up_to_the_second_latest(reports: list[TraceReport]) -> None:
+    only = [
+        report if number == LATE else replace(report, diagnosis=replace(report.diagnosis, findings=()), saved=())
+        for number, report in enumerate(reports)
+    ]
+    without = step_ns(INPUT_NS) - step_ns({**INPUT_NS, LATE: 0})
+
+    assert savings(only) == [{}, {}, {"input-bound": without}]
+    assert without == INPUT_NS[LATE] - INPUT_NS[SECOND]
+
+
+def test_a_finding_of_a_rank_that_waits_saves_nothing(reports: list[TraceReport]) -> None:
+    only = [
+        report if number == SECOND else replace(report, diagnosis=replace(report.diagnosis, findings=()), saved=())
+        for number, report in enumerate(reports)
+    ]
+
+    assert savings(only) == [{}, {"input-bound": 0}, {}]
+    assert savings(only, 0.01) == [{}, {}, {}]
+
+
+def test_a_saving_that_was_added_up_is_spread_over_the_ranks_own_work(reports: list[TraceReport]) -> None:
+    attributed = [replace(report, saved=(None,)) for report in reports]
+    found, steps = joined(reports)
+
+    [finding] = promised(
+        [report.diagnosis for report in attributed], [(None,)] * RANKS, found, steps, minimum_share=0.0
+    )[LATE].findings
+
+    assert INPUT_NS[LATE] - INPUT_NS[SECOND] < finding.saving_ns_per_step < INPUT_NS[LATE]
+    assert finding.confidence != "high"
+
+
+def test_the_job_is_as_long_as_its_last_rank(reports: list[TraceReport]) -> None:
+    _, steps = joined(reports)
+
+    assert (steps.step_ns, steps.error_share, steps.missing, steps.is_whole) == (step_ns(INPUT_NS), 0, 0, True)
+    assert steps.parts.row(0)[:3] == (f"rank {LATE}", "input", INPUT_NS[LATE])
+    assert steps.holders["rank"].to_list() == [f"rank {LATE}"] * STEPS
+    assert steps.holders["cause"].to_list() == ["input"] * STEPS
+
+
+def test_without_a_rank_less_is_certain(reports: list[TraceReport]) -> None:
+    found, steps = joined(reports[1:])
+
+    [finding] = promised(
+        [report.diagnosis for report in reports[1:]], [report.saved for report in reports[1:]], found, steps,
+        minimum_share=0.0,
+    )[1].findings  # fmt: skip
+
+    assert (steps.missing, steps.is_whole, finding.confidence) == (1, False, "low")
+    assert any(figure.name == "ranks that were not recorded" for figure in finding.evidence.figures)
+    assert len(list(job_sentences(steps))) == 3
+
+
+def test_ranks_without_common_collectives_are_no_job(reports: list[TraceReport]) -> None:
+    assert job_of([]) is None
+    assert job_of([each.rank for each in reports[:1] if each.rank is not None]) is None
