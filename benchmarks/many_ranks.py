@@ -4,8 +4,13 @@ Ranks are those of `tests/simulator/ranks.py`, of which one comes late, mostly t
 
     python benchmarks/many_ranks.py 64 256 1024
     python benchmarks/many_ranks.py 64 --keep FOLDER     only writes the traces
+    python benchmarks/many_ranks.py 8 64 1024 --planted  finds faults that are planted in jobs drawn at random
     python benchmarks/many_ranks.py --diagnose 64 256 1024              `stepscope diagnose` of ranks of 20 MB
     python benchmarks/many_ranks.py --diagnose 64 --dask 2              by a Dask LocalCluster of two workers
+    python benchmarks/many_ranks.py --diagnose 1024 --layers 24         ranks of 1 MB
+
+--planted counts, over jobs of `tests/simulator/jobs.py`, how often the planted fault is the first finding, with its
+rank or place and its cause, and how often the same job without the fault has no finding.
 """
 
 from __future__ import annotations
@@ -28,6 +33,8 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from stepscope.diagnosis.ranks import across_ranks
+from tests.simulator.jobs import FAULTS, drawn
 from tests.simulator.ranks import write_ranks
 
 OFTEN, RARELY = 17, 40
@@ -92,7 +99,28 @@ def measure(ranks: int) -> None:
         print(f"  {len(kept)} summaries, the largest of {max(kept) / 1e3:.1f} kB")
 
 
-BIG: Final = {"layers": 480, "steps": 40, "per_bucket": 20, "late_ns": 2_000_000}
+def planted(ranks: int, trials: int, first: int) -> None:
+    """Print how many planted faults are found first, and how many clean twins stay silent."""
+    for number, fault in enumerate(FAULTS):
+        found = silent = 0
+        begun = time.monotonic()
+        for trial in range(first, first + trials):
+            seed = trial * len(FAULTS) + number
+            records, plant = drawn(ranks, seed, fault)
+            findings = across_ranks(records)
+            is_found = plant is not None and plant.is_told(findings)
+            found += is_found
+            clean = across_ranks(drawn(ranks, seed, f"clean {fault}")[0])
+            silent += not clean
+            for wrong in ([] if is_found else [f"missed {plant}: {[each.title for each in findings]}"]) + [
+                f"false alarm: {each.title}" for each in clean
+            ]:
+                print(f"    seed {seed}: {wrong}", file=sys.stderr)
+        took = (time.monotonic() - begun) / trials
+        print(f"| {fault} | {ranks:,} | {found} of {trials} | {silent} of {trials} | {took:.1f} s |", flush=True)
+
+
+BIG: Final[dict[str, Any]] = {"layers": 480, "steps": 40, "per_bucket": 20, "late_ns": 2_000_000}
 """A trace of 23 MB with 1,000 collectives."""
 
 
@@ -118,12 +146,12 @@ def scheduler(dask_workers: int) -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-def measure_diagnosis(ranks: int, dask_workers: int) -> None:
+def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
     """Time `stepscope diagnose FOLDER`, and the memory of its process, which joins what the workers found."""
     with tempfile.TemporaryDirectory() as place, scheduler(dask_workers) as address:
         os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
         folder, report = Path(place) / "traces", Path(place) / "report.json"
-        size = write_ranks(folder, ranks, late_rank, **BIG)
+        size = write_ranks(folder, ranks, late_rank, **{**BIG, "layers": layers})
         time.sleep(SETTLED_S)
         print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB, {address or 'processes'}", flush=True)
         words = ["diagnose", str(folder), "--json", str(report), *(["--scheduler", address] if address else [])]
@@ -148,23 +176,30 @@ def measure_diagnosis(ranks: int, dask_workers: int) -> None:
                 f"{cpu_s / ranks * 1e3:.0f} ms a rank; peak {peak:.0f} MiB of the joining process",
                 flush=True,
             )
-        for kept in ("ranks", "reports"):
-            sizes = [each.stat().st_size for each in Path(place).glob(f"cache/stepscope/{kept}/*")]
-            print(f"  {len(sizes)} kept in {kept}, the largest of {max(sizes, default=0) / 1e3:.1f} kB")
+        sizes = [each.stat().st_size for each in Path(place).glob("cache/stepscope/ranks/*")]
+        print(f"  {len(sizes)} summaries, the largest of {max(sizes, default=0) / 1e3:.1f} kB", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ranks", metavar="RANKS", type=int, nargs="+")
     parser.add_argument("--keep", metavar="FOLDER", type=Path)
+    parser.add_argument("--planted", action="store_true")
+    parser.add_argument("--trials", type=int, default=20, help="jobs of each fault and number of ranks")
+    parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--diagnose", action="store_true")
+    parser.add_argument("--layers", metavar="NUMBER", type=int, default=BIG["layers"])
     parser.add_argument("--dask", metavar="WORKERS", type=int, default=0)
     options = parser.parse_args()
+    if options.planted:
+        print("| fault | ranks | found first | clean twins silent | time a job |\n|---|---|---|---|---|")
     for ranks in options.ranks:
-        if options.keep:
+        if options.planted:
+            planted(ranks, options.trials, options.first)
+        elif options.keep:
             write_ranks(options.keep, ranks, late_rank)
         elif options.diagnose:
-            measure_diagnosis(ranks, options.dask)
+            measure_diagnosis(ranks, options.dask, options.layers)
         else:
             measure(ranks)
 

@@ -25,12 +25,13 @@ import polars as pl
 
 from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
 from stepscope.analysis.device_time import busy_intervals
+from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
 from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
-from stepscope.readers import place_among_xla_hosts, trace_key
+from stepscope.readers import place_in_job, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
 from stepscope.whatif.job import RankTimes
@@ -39,6 +40,10 @@ BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
 _MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
+_MOST_OF_ALL_RANKS: Final = 1_500_000
+"""Of all ranks of a job, so that joining them takes at most 1 GiB."""
+_MOST_KERNELS: Final = 200
+_LONGEST_NAME: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,11 @@ class RankRecord:
         places: the user's lines for each cause.
         exposed_ns: time per step in which the rank only communicates.
         on_device: whether the collectives run on a device.
-        link_gb_per_s: peak of the device's links to others of its machine together, one direction; None where unknown.
+        host: name of its machine; None where unknown.
+        devices: how many that machine has, as the trace states; 0 where unknown.
+        kernels: its device's longest kernels: columns name, grid, count and ns, of all steps; None without a device.
+        link_gb_per_s: peak of the device's links to others of its machine together, in one direction; None where
+            unknown.
     """
 
     name: str
@@ -83,6 +92,9 @@ class RankRecord:
     places: dict[str, tuple[Location, ...]]
     exposed_ns: int
     on_device: bool
+    host: str | None = None
+    devices: int = 0
+    kernels: pl.DataFrame | None = None
     link_gb_per_s: float | None = None
 
 
@@ -147,9 +159,10 @@ def rank_record(view: View) -> RankRecord:
         step=pl.Series(number, dtype=pl.Int64), exposed_ns=_exposed(view, found)
     )
     before = _before(view, found)
-    if table.height > _MOST_COLLECTIVES:
-        steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
-        table, before = table.head(steps_kept), before.head(steps_kept)
+    most = min(_MOST_COLLECTIVES, _MOST_OF_ALL_RANKS // (trace.metadata.world_size or 1))
+    if table.height > most:
+        whole_steps = int((table["step"] < table["step"][most]).sum()) or int((table["step"] == table["step"][0]).sum())
+        table, before = table.head(whole_steps), before.head(whole_steps)
     sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
     causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
     places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
@@ -168,8 +181,17 @@ def rank_record(view: View) -> RankRecord:
         places=places,
         exposed_ns=exposed + waiting,
         on_device=bool(found["on_device"].any()),
+        host=trace.metadata.host,
+        devices=len(trace.metadata.devices),
+        kernels=_kernels(view) if view.device is not None else None,
         link_gb_per_s=_link_gb_per_s(view),
     )
+
+
+def _kernels(view: View) -> pl.DataFrame:
+    computes = view.work.filter(pl.col("kind") == "compute").group_by("name", "grid")
+    longest = computes.agg(count=pl.len().cast(pl.Int64), ns=pl.col("duration_ns").sum()).top_k(_MOST_KERNELS, by="ns")
+    return longest.sort("name", "grid").with_columns(pl.col("name").str.slice(0, _LONGEST_NAME))
 
 
 def _exposed(view: View, found: pl.DataFrame) -> pl.Series:
@@ -192,8 +214,9 @@ def _link_gb_per_s(view: View) -> float | None:
 def _before(view: View, found: pl.DataFrame) -> pl.DataFrame:
     """What the rank did before each collective; see `RankCollectives.before`."""
     starts = found["start_ns"].to_numpy()
-    left = np.maximum.accumulate(starts + found["duration_ns"].to_numpy())
-    begins = np.minimum(np.append(np.full(min(len(starts), 1), view.window.start_ns), left[:-1]), starts)
+    ends = starts + found["duration_ns"].to_numpy()
+    left = left_before(starts, ends)
+    begins = np.where(left >= 0, ends[left], np.minimum(view.window.start_ns, starts)) if len(ends) else ends
     columns = {"begin_ns": begins}
     for (cause,), pieces in view.pieces.select("cause", "start_ns", "duration_ns").group_by("cause"):
         columns[str(cause)] = _passed(pieces, starts) - _passed(pieces, begins)
@@ -257,7 +280,7 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
         UnreadableTraceError: the file cannot be read.
     """
     content = trace_key(path, TraceCache(), least_bytes=0)
-    known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
+    known = [content, place_in_job(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.host import CAUSES
+from stepscope.analysis.lateness import Lateness, beyond, lateness
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
+from stepscope.diagnosis.rank_groups import exchanged_bytes, same_kernels, shared_place, slow_groups
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
@@ -26,18 +29,31 @@ from stepscope.trace.window import Times
 
 _TELLING: Final = 0.25
 """Share of the waiting that a cause must explain to be reported."""
+_HELD: Final = 0.02
+"""Share of a step by which a rank must be held up to be counted."""
+_CERTAIN: Final = 6.0
+"""Deviations of the noise beyond which a rank is held up for certain."""
+_OFTEN: Final = 0.5
+"""Share of the steps in which a rank is held up that is slow."""
+_TELLS: Final = 0.5
+"""Share of the waiting, at least, that must be no noise."""
+_PART: Final = 0.5
+_SLOWER: Final = 1.03
+"""How much longer the same kernels take on a slower device."""
+_UNEVEN: Final = 1.2
+"""How many times the others' bytes a rank exchanges that has more of the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why one rank comes later than the others.
+    """What ranks that come late did longer than their peers.
 
     Attributes:
-        place: the rank's place among the records.
+        place: the rank that did so most, as its place among the records.
         cause: of idle or host time; "busy" for its device's own work, "begin" where it began the recorded steps later,
-            "before" where it left an exchange later that not all ranks took part in.
-        ns: how much more of it this rank had than the mean of the others, before collectives that it reached last.
-        works: how many more pieces of device work it had there.
+            "before" where it left an exchange later that not all its ranks were recorded of.
+        ns: how much longer, where the waiting begins.
+        works: how many more pieces of device work they had there.
     """
 
     place: int
@@ -46,41 +62,36 @@ class Reason:
     works: int
 
 
-def reasons(records: Sequence[RankRecord], matched: pl.DataFrame) -> list[Reason]:
-    """What the last rank of each collective did longer than the others since the one before, the largest first."""
+def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np.int64]) -> list[Reason]:
+    """What ranks did longer than their peers in these parts, where waiting begins; the largest first."""
     befores = [record.collectives.before for record in records]
-    if matched.is_empty() or any(before is None for before in befores):
+    if not len(parts) or any(before is None for before in befores):
         return []
-    taken = participants(matched)
-    exchange, rank, rows, arrivals = (taken[name].to_numpy() for name in ("exchange", "rank", "row", "arrival_ns"))
-    last = matched["last"].to_numpy()
-    begin = np.flatnonzero(np.diff(exchange, prepend=-1))
-    is_last, others = rank == last[exchange], np.diff(begin, append=len(rank)) - 1
     # one table of all ranks: a thousand small ones take ten times as long
     known = pl.concat((before for before in befores if before is not None), how="diagonal").fill_null(0)
-    tables = [record.collectives.table.select("start_ns") for record in records]
-    places = rows + np.cumsum([0, *(table.height for table in tables[:-1])])[rank]
-
-    def extra(values: Times) -> Times:
-        """The last rank's value beyond the mean of the others'."""
-        own = values[is_last]
-        more: Times = own - (np.add.reduceat(values, begin) - own) // others
-        return more
-
-    def before_each(name: str) -> Times:
-        values: Times = known[name].to_numpy()[places] if name in known.columns else np.zeros_like(places)
-        return values
-
-    starts = pl.concat(tables)["start_ns"].to_numpy()[places]
-    later = extra(before_each("begin_ns") - starts + arrivals - arrivals.min())
-    first = np.maximum.reduceat(rows, begin) == 0
-    more = {name: extra(before_each(name)) for name in sorted(known.columns) if name not in ("begin_ns", "works")}
-    more |= {"begin": np.where(first, later, 0), "before": np.where(first, 0, later)}
-    works = extra(before_each("works"))
+    if "works" not in known.columns:  # without a device
+        known = known.with_columns(works=0)
+    alike = late.parts.select("rank", "place", "row", "more_ns", "held_ns").with_row_index("part")
+    alike = alike.with_columns(known.drop("begin_ns").cast(pl.Int64))
+    alike = alike.filter(pl.col("place").is_in(alike["place"].gather(parts).unique().implode()))
+    names = [name for name in known.columns if name != "begin_ns"]
+    more = alike.with_columns(beyond(name, "place") for name in names)
+    more = more.filter(pl.col("part").is_in(pl.Series(parts).implode()))
+    came = pl.col("held_ns") - pl.col("more_ns")
+    more = more.with_columns(
+        begin=pl.when(pl.col("row") == 0).then(came).otherwise(0),
+        before=pl.when(pl.col("row") == 0).then(0).otherwise(came),
+    )
+    causes = [*(name for name in names if name != "works"), "begin", "before"]
+    by_rank = more.group_by("rank").agg(pl.col(*causes, "works").sum()).sort("rank")
     found = [
-        Reason(place, cause, int(ns[last == place].sum()), int(works[last == place].sum()))
-        for place in np.unique(last).tolist()
-        for cause, ns in more.items()
+        Reason(
+            int(by_rank["rank"][by_rank[cause].arg_max() or 0]),
+            cause,
+            int(by_rank[cause].sum()),
+            int(by_rank["works"].sum()),
+        )
+        for cause in causes
     ]
     return sorted((each for each in found if each.ns > 0), key=lambda each: (-each.ns, each.place, each.cause))
 
@@ -100,11 +111,12 @@ def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = N
         matched = matched_collectives([record.collectives for record in records])
     if matched.is_empty():
         return ()
-    steps = max(matched["step"].n_unique(), 1)
-    why = reasons(records, matched)
-    apart = [each for each in (_late(records, matched, why, steps), _apart(records, matched, why, steps)) if each]
-    most = max(apart, key=lambda finding: finding.saving_ns_per_step, default=None)  # both describe the same waits
-    findings = [finding for finding in (most, _slow(records, matched, steps)) if finding is not None]
+    waits = _waits(records, matched)
+    apart = _apart(waits)  # the same waits as of those that come late
+    least = 0 if apart is None else _TELLS * apart.saving_ns_per_step
+    most = next((each for each in (_late(waits), _shared(waits)) if each and each.saving_ns_per_step >= least), apart)
+    slow = slow_groups(records, matched, waits.late) or _slow(records, matched, waits.steps)
+    findings = [finding for finding in (most, slow) if finding is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
 
 
@@ -133,33 +145,95 @@ def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     ]
 
 
-def _late(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Reason], steps: int) -> Finding | None:
-    by_rank = matched.group_by("last").agg(late=pl.col("late_ns").sum()).sort("late", "last", descending=[True, False])
-    last, late = by_rank.row(0)
-    total = int(matched["late_ns"].sum())
-    others = [record for place, record in enumerate(records) if place != last]
+@dataclass(frozen=True, slots=True)
+class _Waits:
+    """The waits in collectives, and where they begin; arrays have a value for each collective.
+
+    Attributes:
+        waits_ns: of all its ranks.
+        gain_ns: the part that ends when the rank that comes last comes with the one before it.
+        root: rank where the waiting begins.
+        tells: whether that rank is held up for certain there, more than noise would do.
+        held: ranks that are held up, all steps together.
+        slow: those of them that are in most steps.
+    """
+
+    records: Sequence[RankRecord]
+    matched: pl.DataFrame
+    late: Lateness
+    waits_ns: Times
+    gain_ns: Times
+    root: Times
+    tells: npt.NDArray[np.bool_]
+    held: npt.NDArray[np.int64]
+    slow: npt.NDArray[np.int64]
+
+    @property
+    def steps(self) -> int:
+        return max(self.matched["step"].n_unique(), 1)
+
+    @property
+    def step_ns(self) -> int:
+        return max(record.step_ns for record in self.records)
+
+    def why(self, chosen: npt.NDArray[np.bool_]) -> list[Reason]:
+        rank = self.late.parts["rank"].to_numpy()
+        every = np.flatnonzero(np.isin(rank, np.intersect1d(self.held, self.root[chosen])))
+        return reasons(self.records, self.late, np.union1d(every, self.late.root[chosen]))
+
+
+def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
+    late = lateness([record.collectives for record in records], matched)
+    steps = max(matched["step"].n_unique(), 1)
+    is_collective = matched["source"].is_null().to_numpy()
+    sizes = matched["ranks"].list.len().cast(pl.Int64).to_numpy()
+    waits = np.where(is_collective, matched["waits_ns"].list.sum().to_numpy(), 0)
+    gain = np.where(is_collective, matched["late_ns"].to_numpy() * (sizes - 1), 0)
     step_ns = max(record.step_ns for record in records)
+    least = _HELD * step_ns
+    of_step = late.parts.filter(pl.col("peers") > 1).group_by("rank", "step").agg(
+        pl.col("held_ns").sum(), noise=(pl.col("usual_ns").cast(pl.Float64) ** 2).sum()
+    )  # fmt: skip
+    of_rank = of_step.group_by("rank").agg(
+        often=(pl.col("held_ns") > least).mean(),
+        certain=pl.col("held_ns").sum() / (pl.col("noise").sum().sqrt() * late.noise + 1),
+        mean=pl.col("held_ns").sum() / steps,
+    )
+    held = of_rank.filter((pl.col("certain") > _CERTAIN) & (pl.col("mean") > least))
+    slow = held.filter(pl.col("often") > _OFTEN)["rank"].sort().to_numpy()
+    root = late.parts["rank"].to_numpy()[late.root]
+    tells = (np.isin(root, held["rank"]) | (late.deviations[late.root] > _CERTAIN)) & ~late.is_network
+    return _Waits(records, matched, late, waits, gain, root, tells, held["rank"].to_numpy(), slow)
+
+
+def _late(waits: _Waits) -> Finding | None:
+    records, matched = waits.records, waits.matched
+    by_rank = np.zeros(len(records), np.int64)
+    np.add.at(by_rank, waits.root[waits.tells], waits.gain_ns[waits.tells])
+    last, total = int(np.argmax(by_rank)), int(by_rank.sum())
+    others = [record for place, record in enumerate(records) if place != last]
     exposed = max(record.exposed_ns for record in others)
-    saved = min(late // steps, exposed, step_ns)
+    saved = min(int(by_rank[last]) // len(others) // waits.steps, exposed, waits.step_ns)
     limit, times = (late_rank.RULE.thresholds[name].value for name in ("share", "times"))
-    if _some_missing(records) or saved <= 0 or saved / step_ns < limit or late < times * total:
+    if _some_missing(records) or saved <= 0 or saved / waits.step_ns < limit or by_rank[last] < times * total:
         return None
-    slow, share = records[last], saved / step_ns
-    told = _told(records, [reason for reason in why if reason.place == last], steps, saved)
+    slow, share = records[last], saved / waits.step_ns
+    told = _told(records, waits.why(waits.tells & (waits.root == last)), waits.steps, saved)
     return Finding(
         late_rank.RULE.id,
         f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{told.after_the_rank}",
         severity(share),
         saved,
         share,
-        "how much later it reaches each collective than the rank before it, as far as the others only communicate",
+        "how much later it reaches each collective than the rank before it, and holds up those that it exchanges with, "
+        "as far as the others only communicate",
         "low",
         Evidence(
             (
                 Figure("share of the step that ranks wait for the last one", share, "share", limit),
-                Figure("share of the waiting that this rank causes", late / max(total, 1), "share", times),
+                Figure("share of the waiting that this rank causes", by_rank[last] / max(total, 1), "share", times),
                 Figure("time that ranks wait for the last one per step", saved, "ns"),
-                Figure("collectives that were compared per step", matched.height / steps, "count"),
+                Figure("collectives that were compared per step", matched.height / waits.steps, "count"),
                 Figure("longest wait", int(matched["waiting_ns"].to_numpy().max()), "ns"),
                 *told.figures,
             )
@@ -170,22 +244,62 @@ def _late(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Re
     )
 
 
-def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[Reason], steps: int) -> Finding | None:
-    """What ranks wait for each other where no single rank is the late one."""
-    waits = _waits_ns(matched, len(records))
-    step_ns = max(record.step_ns for record in records)
-    exposed = sum(record.exposed_ns for record in records) // len(records)
-    saved = min(sum(waits) // len(waits), exposed, step_ns)
-    limit = late_rank.RULE.thresholds["share"].value
-    if _some_missing(records) or saved <= 0 or saved / step_ns < limit:
+def _shared(waits: _Waits) -> Finding | None:
+    """Ranks of one machine, or at the same place of each machine, that hold the others up."""
+    records, slow = waits.records, waits.slow
+    shared = shared_place(records, slow.tolist())
+    if shared is None or _some_missing(records):
         return None
-    last, first = int(np.argmin(waits)), int(np.argmax(waits))
-    share, (kind, of_kind) = saved / step_ns, _most_waited_in(matched)
-    told = _told(records, why, steps, saved)
+    chosen = waits.tells & np.isin(waits.root, slow)
+    saved = int(waits.waits_ns[chosen].sum()) // (len(records) - len(slow)) // waits.steps
+    saved = min(saved, max(record.exposed_ns for record in records), waits.step_ns)
+    share, limit = saved / waits.step_ns, late_rank.RULE.thresholds["share"].value
+    if share < limit:
+        return None
+    told = _told(records, waits.why(chosen), waits.steps * len(slow), saved, "each one")
+    return Finding(
+        late_rank.RULE.id,
+        f"the other ranks wait {saved / 1e6:,.1f} ms a step for {len(slow)} ranks of {shared}{told.after_all}",
+        severity(share),
+        saved,
+        share,
+        "what ranks wait in collectives for these ranks, and for those that these hold up, as far as they only "
+        "communicate",
+        "low",
+        Evidence(
+            (
+                Figure("share of the step that ranks wait for these", share, "share", limit),
+                Figure("time that ranks wait for these per step", saved, "ns"),
+                Figure("ranks that are held up in most steps", len(slow), "count"),
+                *told.figures,
+            )
+        ),
+        Remedy(
+            "Compare the machines: the devices' clocks and temperatures, processors, disks and network cards; leave "
+            f"{shared} out to see what the job gains.",
+            _diagnose(records[int(slow[0])]),
+        ),
+        told.where,
+    )
+
+
+def _apart(waits: _Waits) -> Finding | None:
+    """What ranks wait for each other where no single rank is the late one."""
+    records, matched, steps = waits.records, waits.matched, waits.steps
+    of_rank = _waits_ns(matched, len(records))
+    exposed = sum(record.exposed_ns for record in records) // len(records)
+    saved = min(sum(of_rank) // len(of_rank), exposed, waits.step_ns)
+    limit = late_rank.RULE.thresholds["share"].value
+    is_noise = waits.waits_ns[waits.tells].sum() < _TELLS * waits.waits_ns.sum()
+    if _some_missing(records) or is_noise or saved <= 0 or saved / waits.step_ns < limit:
+        return None
+    last, first = int(np.argmin(of_rank)), int(np.argmax(of_rank))
+    share, (kind, of_kind) = saved / waits.step_ns, _most_waited_in(matched)
+    told = _told(records, waits.why(waits.tells), steps, saved)
     return Finding(
         late_rank.RULE.id,
         f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean, {of_kind:.0%} of it in {kind}: "
-        f"{records[last].name} comes last, and {records[first].name} waits {waits[first] / 1e6:,.1f} ms"
+        f"{records[last].name} comes last, and {records[first].name} waits {of_rank[first] / 1e6:,.1f} ms"
         f"{told.after_all}",
         severity(share),
         saved,
@@ -198,8 +312,8 @@ def _apart(records: Sequence[RankRecord], matched: pl.DataFrame, why: Sequence[R
                 Figure("share of the step that ranks wait for later ones", share, "share", limit),
                 Figure("mean wait per step", saved, "ns"),
                 Figure(f"share of the waiting in {kind}", of_kind, "share"),
-                Figure("longest wait of a rank per step", waits[first], "ns"),
-                Figure("wait of the last rank per step", waits[last], "ns"),
+                Figure("longest wait of a rank per step", of_rank[first], "ns"),
+                Figure("wait of the last rank per step", of_rank[last], "ns"),
                 Figure("collectives that were compared per step", matched.height / steps, "count"),
                 *told.figures,
             )
@@ -330,37 +444,57 @@ class _Told:
     where: tuple[Location, ...] = ()
 
 
-def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int) -> _Told:
-    """The largest of the reasons, if it is a good part of what would be saved."""
+def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int, name: str = "") -> _Told:
+    """The largest of the reasons, if it is a good part of what would be saved; `name` is the rank's unless given."""
     if not why or why[0].ns // steps < _TELLING * saved:
         return _Told()
     reason = why[0]
     record, ns = records[reason.place], reason.ns // steps
-    longer, name = f"{ns / 1e6:,.1f} ms", record.name
+    longer, name = f"{ns / 1e6:,.1f} ms", name or record.name
     if reason.cause in _LATER:
         words, remedy = _LATER[reason.cause]
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")
-        text = f"{words} {longer} later than the others in the mean"
+        text = f"{words} {longer} later than the others"
         return _Told(
             f", which {text}", f"; {name} {text}", (figure,), Remedy(f"{remedy} {name} up.", _diagnose(record))
         )
     if reason.cause == BUSY:
-        works = reason.works / steps
-        much = f"on {works:,.0f} more pieces of work" if works >= 1 else "on no more pieces of work"
-        figures = (
-            Figure(f"how much longer the device of {name} works, per step", ns, "ns"),
-            Figure(f"pieces of work that {name} has more, per step", max(works, 0), "count"),
-        )
-        remedy = (
-            f"Give {name} no more work than the others: its batch, its sequences, its shards of tables or experts. If "
-            "it has the same, compare the devices' clocks and temperatures."
-        )
-        text = f"device works {longer} longer, {much}"
+        much, more, remedy = _of_device(records, reason, ns, name)
+        figures = (Figure(f"how much longer the device of {name} works, per step", ns, "ns"), *more)
+        text = f"device works {longer} longer{much}"
         return _Told(f", whose {text}", f"; {name}'s {text}", figures, Remedy(remedy, _diagnose(record)))
     figure = Figure(f"how much longer {name} took for this, per step", ns, "ns")
     text = f"{CAUSES.get(reason.cause, 'the host computed')} {longer} longer"
     where = record.places.get(reason.cause, ())
     return _Told(f", where {text}", f"; on {name} {text}", (figure,), None, where)
+
+
+def _of_device(
+    records: Sequence[RankRecord], reason: Reason, ns: int, name: str
+) -> tuple[str, tuple[Figure, ...], str]:
+    """How a device comes to work `ns` longer per step, in words and figures, and what to do about it."""
+    steps = max(reason.ns // max(ns, 1), 1)
+    works = reason.works / steps
+    even = f"Give {name} no more work than the others: its batch, its sequences, its shards of tables or experts."
+    times, explained = same_kernels(records, reason.place)
+    if times >= _SLOWER and explained // records[reason.place].steps >= _PART * ns:
+        return (
+            f": the same kernels take {times:.2f} times as long",
+            (Figure("time of the same kernels, over that of the other ranks", times),),
+            "The device is slower, not its work larger: compare its clock, its temperature and power limit with those "
+            "of the others (nvidia-smi -q -d CLOCK,PERFORMANCE), and what else runs on it.",
+        )
+    sent = exchanged_bytes(records, reason.place)
+    if sent >= _UNEVEN:
+        return (
+            f", and it exchanges {sent:.1f} times the bytes of the others in all-to-all",
+            (Figure("bytes in all-to-all, over the mean of the other ranks", sent),),
+            f"Spread tables or experts evenly over the ranks: {name} has more of the load. Balance the router's loss, "
+            "limit each expert's capacity, or shard tables by their lookups and columns.",
+        )
+    more = Figure(f"pieces of work that {name} has more, per step", max(works, 0), "count")
+    much = f", on {works:,.0f} more pieces of work" if works >= 1 else ", on larger pieces of work"
+    return much, (more,), f"{even} If it has the same, compare the devices' clocks and temperatures."
 
 
 _LATER: Final = {

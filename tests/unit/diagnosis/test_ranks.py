@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import polars as pl
 import pytest
 
 from stepscope.analysis.communication import collectives
+from stepscope.analysis.lateness import lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.rank_summary import rank_record
@@ -18,7 +20,11 @@ from stepscope.diagnosis.ranks import (
     without_answered,
 )
 from stepscope.diagnosis.view import View
+from stepscope.readers import open_trace, trace_files
 from stepscope.trace import Metadata, Trace
+from tests.simulator.nsight_systems import write_nsight
+from tests.simulator.ranks import rank_machine
+from tests.simulator.xplane import write_xplane
 from tests.unit.recording import Recording
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -110,7 +116,9 @@ def exchanging(number: int, begin_ns: int, work_ns: list[int], *, end_ns: int, i
 
 def largest_reason(*traces: Trace) -> tuple[int, str, int]:
     records = [rank_record(View(trace)) for trace in traces]
-    first = reasons(records, matched_collectives([record.collectives for record in records]))[0]
+    found = [record.collectives for record in records]
+    late = lateness(found, matched_collectives(found))
+    first = reasons(records, late, late.root)[0]
     return first.place, first.cause, first.works
 
 
@@ -230,3 +238,23 @@ def test_the_question_for_the_other_ranks_is_gone_where_all_are_there() -> None:
 def test_a_message_that_no_rank_can_send_has_no_size() -> None:
     for elements, size in ((2**62, None), (-5, None), (0, 0), (64, 256)):
         assert set(collectives(rank(0, 100, elements=elements))["bytes"].to_list()) == {size}
+
+
+def late_nsight(rank: int, path: Path) -> None:
+    write_nsight(rank_machine((rank == 2,) * 6), path / f"report_rank{rank}.sqlite")
+
+
+def late_xla(rank: int, path: Path) -> None:
+    run = path / "plugins" / "profile" / "2026_01_01"
+    run.mkdir(parents=True, exist_ok=True)
+    write_xplane(rank_machine((rank == 2,) * 6), run / f"host{rank}.xplane.pb")
+
+
+@pytest.mark.parametrize("write", [late_nsight, late_xla])
+def test_the_late_rank_among_nsights_reports_and_xlas_hosts(write: Callable[[int, Path], None], tmp_path: Path) -> None:
+    for number in range(4):
+        write(number, tmp_path)
+    traces = [open_trace(file) for file in trace_files(tmp_path)]
+    assert [(trace.metadata.rank, trace.metadata.world_size) for trace in traces] == [(rank, 4) for rank in range(4)]
+    [finding] = diagnose_ranks(traces)
+    assert (finding.rule, "rank 2" in finding.title) == ("late-rank", True)

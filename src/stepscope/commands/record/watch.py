@@ -57,7 +57,7 @@ def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
         if left == 0:
             return
         if found.problem is not None and watch.is_lost:
-            watch.tell(f"{watch.job} has not answered for {watch.arguments.patience:.0f} s: the watch ends")
+            watch.tell(f"{watch.job} could not be recorded for {watch.arguments.patience:.0f} s: the watch ends")
             return
         watch.ended.wait(max(0.0, watch.pause_s - (time.monotonic() - begun_s)))
 
@@ -126,10 +126,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
         def shown(found: Watched) -> None:
             outlets.take(watch, found)
+            line, *events = lines_of(watch, found)
             if screen is not None:
-                screen.show()
+                screen.show(events)
             elif arguments.json != "-":
-                output.print_text("".join(f"{line}\n" for line in lines_of(watch, found)))
+                output.print_text("".join(f"{each}\n" for each in (line, *events)))
 
         if screen is None:
             follow(watch, shown)

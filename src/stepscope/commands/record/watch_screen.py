@@ -66,9 +66,11 @@ class Screen(App[None]):  # type: ignore[misc, unused-ignore]  # Textual may be 
         self._said.append(printable(sentence))
         self._later(self._show_told)
 
-    def show(self) -> None:
-        """Show the latest recording; from any thread."""
+    def show(self, events: Sequence[str]) -> None:
+        """Show the latest recording, and tell its alerts; from any thread."""
         self._later(self._refresh_all)
+        for event in events:
+            self.tell(event)
 
     def _later(self, call: Callable[[], None]) -> None:
         if self.is_running:
