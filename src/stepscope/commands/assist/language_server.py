@@ -11,6 +11,7 @@ import inspect
 import json
 import os
 import shlex
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -302,9 +303,16 @@ class StepscopeServer(LanguageServer):
     async def close(self) -> None:
         for task in list(self._tasks):
             task.cancel()
-        for process, _ in self.pages.values():
-            await end(process)
+        await asyncio.gather(*(end(process) for process, _ in self.pages.values()))
         self.pages.clear()
+
+    def shutdown(self) -> None:
+        """End the pages also where the editor went without a word."""
+        for process, _ in self.pages.values():
+            if process.returncode is None:
+                with contextlib.suppress(OSError):
+                    os.kill(process.pid, signal.SIGTERM)
+        super().shutdown()  # type: ignore[no-untyped-call]
 
 
 def _is_newer(file: Path, trace: Path, text: str) -> bool:
