@@ -353,7 +353,8 @@ def trace_files(path: str | Path) -> list[Path]:
 
     Raises UnreadableTraceError if the path does not exist, or is a folder without trace files.
     """
-    place, known, is_remote = Path(path), (*_SUFFIXES, *_XLA_SUFFIXES), remote.url_of(path) is not None
+    known, is_remote = (*_SUFFIXES, *_XLA_SUFFIXES), remote.url_of(path) is not None
+    place = remote.RemotePath(path) if is_remote else Path(path)
     if str(path) == "-" or (place.name.endswith(known) if is_remote else not os.path.isdir(path) or is_store(place)):
         return [place]
     if profiles := xla_profiles(place):
