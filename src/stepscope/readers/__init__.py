@@ -181,25 +181,23 @@ def place_in_job(path: Path) -> tuple[int, int] | None:
     if place := place_among_xla_hosts(path):
         return place
     match = _NAMED_RANK.search(path.name)
-    try:
-        folder = Path(os.path.abspath(path)).parent
-        names = _names_in(folder, folder.stat().st_mtime_ns) if match else ()
-    except OSError:
-        return None  # a web address, or gone
     if match is None:
         return None
-    before, after = path.name[: match.start(1)], path.name[match.end(1) :]
-    alike = (
-        name[len(before) : len(name) - len(after)] for name in names if name.startswith(before) and name.endswith(after)
-    )
-    ranks = sorted({int(middle) for middle in alike if middle.isdecimal()})
-    return (int(match[1]), len(ranks)) if len(ranks) > 1 and ranks == list(range(len(ranks))) else None
+    try:
+        folder = Path(os.path.abspath(path)).parent
+        ranks = _ranks_named(folder, path.name[: match.start(1)], path.name[match.end(1) :], folder.stat().st_mtime_ns)
+    except OSError:
+        return None  # behind a URL, or gone
+    return (int(match[1]), len(ranks)) if len(ranks) > 1 and ranks == tuple(range(len(ranks))) else None
 
 
-@lru_cache(maxsize=4)
-def _names_in(folder: Path, changed_ns: int) -> tuple[str, ...]:
-    del changed_ns  # a part of the key
-    return tuple(os.listdir(folder))
+@lru_cache(maxsize=16)
+def _ranks_named(folder: Path, before: str, after: str, changed_ns: int) -> tuple[int, ...]:
+    """The ranks in names of this form in a folder, as it was at a time."""
+    del changed_ns
+    names = (name for name in os.listdir(folder) if name.startswith(before) and name.endswith(after))
+    told = {name[len(before) : len(name) - len(after)] for name in names}
+    return tuple(sorted(int(each) for each in told if each.isdecimal()))
 
 
 def without_xla_twins(files: list[Path]) -> list[Path]:
