@@ -183,21 +183,26 @@ def place_in_job(path: Path) -> tuple[int, int] | None:
     match = _NAMED_RANK.search(path.name)
     if match is None:
         return None
+    folder = Path(os.path.abspath(path)).parent
     try:
-        folder = Path(os.path.abspath(path)).parent
-        ranks = _ranks_named(folder, path.name[: match.start(1)], path.name[match.end(1) :], folder.stat().st_mtime_ns)
+        changed_ns = folder.stat().st_mtime_ns
+        ranks = _ranks_alike(folder, changed_ns, path.name[: match.start(1)], path.name[match.end(1) :])
     except OSError:
-        return None  # behind a URL, or gone
-    return (int(match[1]), len(ranks)) if len(ranks) > 1 and ranks == tuple(range(len(ranks))) else None
+        return None  # a web address, or gone
+    return (int(match[1]), ranks) if ranks > 1 else None
 
 
 @lru_cache(maxsize=16)
-def _ranks_named(folder: Path, before: str, after: str, changed_ns: int) -> tuple[int, ...]:
-    """The ranks in names of this form in a folder, as it was at a time."""
-    del changed_ns
-    names = (name for name in os.listdir(folder) if name.startswith(before) and name.endswith(after))
-    told = {name[len(before) : len(name) - len(after)] for name in names}
-    return tuple(sorted(int(each) for each in told if each.isdecimal()))
+def _ranks_alike(folder: Path, changed_ns: int, before: str, after: str) -> int:
+    """How many files differ by the rank in their names alone; 0 unless they begin with 0 and miss none."""
+    del changed_ns  # a part of the key
+    alike = (
+        name[len(before) : len(name) - len(after)]
+        for name in os.listdir(folder)
+        if name.startswith(before) and name.endswith(after)
+    )
+    ranks = sorted({int(middle) for middle in alike if middle.isdecimal()})
+    return len(ranks) if ranks == list(range(len(ranks))) else 0
 
 
 def without_xla_twins(files: list[Path]) -> list[Path]:
@@ -222,7 +227,8 @@ def _children(folder: Path) -> list[tuple[Path, bool]]:
     if url is not None:
         return remote.children(url)
     try:
-        return [(child, child.is_dir()) for child in folder.iterdir() if child.is_dir() or child.is_file()]
+        with os.scandir(folder) as found:
+            return [(folder / each.name, each.is_dir()) for each in found if each.is_dir() or each.is_file()]
     except OSError:
         return []
 
