@@ -138,12 +138,16 @@ def test_the_inspectors_late_rank_and_rates(tmp_path: Path) -> None:
     late = 200 * US
     for rank in range(4):
         took = TRANSFER_NS if rank == 3 else TRANSFER_NS + late
-        write_inspected(tmp_path / f"node0-{rank}.log", [inspected(rank, number, took) for number in range(1, 4)])
+        how = {"coll_algo": "RING", "coll_proto": "LL128"} if rank else {}
+        write_inspected(
+            tmp_path / f"node0-{rank}.log", [inspected(rank, number, took, **how) for number in range(1, 4)]
+        )
     logs = collective_logs(log_files(tmp_path))
     found = desync(logs)
     assert logs.kinds == ("NCCL Inspector",)
     assert logs.processes[found.arrivals["process"][0]].name == "rank 3"
     assert found.arrivals.row(0)[1:] == (3, 3, 3 * late, 0)
+    assert found.rates["algorithm"].to_list() == ["RING LL128"]
     assert found.rates["bus_gb_per_s"].to_list() == pytest.approx([1.5 * 4 * ELEMENTS / TRANSFER_NS])
 
 
