@@ -104,7 +104,12 @@ class CollectiveLogs:
 
 
 _HEAD_BYTES: Final = 1 << 12
-_IS_DUMP: Final = re.compile(rb'"(?:collective_seq_id|pg_config|pg_status|comm_lib_version)"\s*:')
+_IS_DUMP: Final = re.compile(
+    rb'\A\{\s*"(?:comm_lib_version|nccl_version|nccl_comm_state|entries|pg_config|pg_status|version|rank)"\s*:'
+)
+_OF_DUMPS: Final = re.compile(rb'"(?:collective_seq_id|pg_config|pg_status)"\s*:')
+_OF_TRACES: Final = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"')
+"""Keys of traces, of which Kineto's list the groups of ranks too."""
 _IS_PICKLED_DUMP: Final = re.compile(rb"pg_config|pg_status|comm_lib_version|nccl_version")
 _IS_INSPECTOR: Final = re.compile(rb'\A\{\s*"header"\s*:\s*\{.{0,400}?"n_ranks"\s*:.{0,800}?"(?:coll|p2p)_perf"', re.S)
 _RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|bin|log|txt))*$")
@@ -123,11 +128,11 @@ def kind_of_log(head: bytes) -> str | None:
     if head.startswith(PICKLES):
         return "flight recorder" if _IS_PICKLED_DUMP.search(head[:_HEAD_BYTES]) else None
     text = text_of(head[:_HEAD_BYTES])
-    if not text.startswith(b"{") or b'"traceEvents"' in text:
+    if not text.startswith(b"{") or any(key in text for key in _OF_TRACES):
         return None
     if _IS_INSPECTOR.match(text):
         return "NCCL Inspector"
-    return "flight recorder" if _IS_DUMP.search(text) else None
+    return "flight recorder" if _IS_DUMP.match(text) and _OF_DUMPS.search(text) else None
 
 
 def is_collective_log(path: str | Path) -> bool:

@@ -11,7 +11,7 @@ from stepscope.analysis.desync import Desync, desync
 from stepscope.commands import main
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import trace_files
-from stepscope.readers.collective_logs import collective_logs, is_collective_log, log_files
+from stepscope.readers.collective_logs import collective_logs, is_collective_log, kind_of_log, log_files
 from stepscope.report.desync import desync_document, desync_json, headline
 from stepscope.report.text import text_of
 from tests.simulator.collective_logs import (
@@ -239,6 +239,9 @@ def test_logs_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     assert [file.name for file in trace_files(tmp_path)] == ["trace.json"]
     assert not is_collective_log(tmp_path / "trace.json")
+    header = b'{"schemaVersion": 1, "distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "0"}]}, '
+    assert kind_of_log(header) is None
+    assert kind_of_log(header.replace(b'"schemaVersion": 1, ', b"")) is None
 
 
 def test_documents_hold_what_was_found(tmp_path: Path) -> None:
