@@ -15,11 +15,11 @@ import polars as pl
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.host import CAUSES
-from stepscope.analysis.lateness import Lateness, beyond, lateness
+from stepscope.analysis.lateness import Lateness, lateness
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
-from stepscope.diagnosis.rank_groups import exchanged_bytes, same_kernels, shared_place, slow_groups
+from stepscope.diagnosis.rank_groups import bubbles, exchanged_bytes, same_kernels, shared_place, slow_groups
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
@@ -73,8 +73,10 @@ def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np
     alike = alike.with_columns(known.drop("begin_ns").cast(pl.Int64))
     alike = alike.filter(pl.col("place").is_in(alike["place"].gather(parts).unique().implode()))
     names = [name for name in known.columns if name != "begin_ns"]
-    more = alike.with_columns(beyond(name, "place") for name in names)
-    more = more.filter(pl.col("part").is_in(pl.Series(parts).implode()))
+    chosen = pl.col("part").is_in(pl.Series(parts).implode())
+    others = {name: pl.col(name).filter(~chosen).mean().over("place") for name in names}
+    more = alike.with_columns((pl.col(name) - usual).fill_null(0).cast(pl.Int64) for name, usual in others.items())
+    more = more.filter(chosen)
     came = pl.col("held_ns") - pl.col("more_ns")
     more = more.with_columns(
         begin=pl.when(pl.col("row") == 0).then(came).otherwise(0),
@@ -110,11 +112,12 @@ def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = N
     if matched.is_empty():
         return ()
     waits = _waits(records, matched)
-    apart = _apart(waits)  # the same waits as of those that come late
-    least = 0 if apart is None else _TELLS * apart.saving_ns_per_step
-    most = next((each for each in (_late(waits), _shared(waits)) if each and each.saving_ns_per_step >= least), apart)
-    slow = slow_groups(records, matched, waits.late) or _slow(records, matched, waits.steps)
-    findings = [finding for finding in (most, slow) if finding is not None]
+    late, apart = _late(waits), _apart(waits)  # of the same waits
+    if late and apart and len(waits.slow) > 1 and late.saving_ns_per_step < _TELLS * apart.saving_ns_per_step:
+        late = None
+    most = _shared(waits) or late or apart
+    slow = slow_groups(records, matched) or _slow(records, matched, waits.steps)
+    findings = [each for each in (most, slow, bubbles(records, matched)) if each is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
 
 
@@ -200,7 +203,8 @@ def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
     held = of_rank.filter((pl.col("certain") > _CERTAIN) & (pl.col("mean") > least))
     slow = held.filter(pl.col("often") > _OFTEN)["rank"].sort().to_numpy()
     root = late.parts["rank"].to_numpy()[late.root]
-    tells = (np.isin(root, held["rank"]) | (late.deviations[late.root] > _CERTAIN)) & ~late.is_network
+    is_event = (late.deviations > _CERTAIN) & (late.parts["held_ns"] > least).to_numpy()
+    tells = (np.isin(root, held["rank"]) | is_event[late.root]) & ~late.is_network
     return _Waits(records, matched, late, waits, gain, root, tells, held["rank"].to_numpy(), slow)
 
 
@@ -288,7 +292,9 @@ def _apart(waits: _Waits) -> Finding | None:
     exposed = sum(record.exposed_ns for record in records) // len(records)
     saved = min(sum(of_rank) // len(of_rank), exposed, waits.step_ns)
     limit = late_rank.RULE.thresholds["share"].value
-    is_noise = waits.waits_ns[waits.tells].sum() < _TELLS * waits.waits_ns.sum()
+    certain = waits.waits_ns if len(waits.slow) else waits.gain_ns  # where none is slow, noise is most of the waits
+    known = int(certain[waits.tells].sum()) // len(records) // steps
+    is_noise = known < limit * waits.step_ns or waits.waits_ns[waits.tells].sum() < _TELLS * waits.waits_ns.sum()
     if _some_missing(records) or is_noise or saved <= 0 or saved / waits.step_ns < limit:
         return None
     last, first = int(np.argmin(of_rank)), int(np.argmax(of_rank))
