@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import comb
 from typing import Final
@@ -53,6 +54,45 @@ def shared_place(records: Sequence[RankRecord], chosen: Sequence[int]) -> str | 
         if len(chosen) * 2 >= size and likely <= _CHANCE:
             return f"{word} {place}"
     return None
+
+
+_WORDS: Final = (
+    ("pipeline", r"(?:^|[^a-z])(?:pp|pipe|pipeline)(?:[^a-z]|$)"),
+    ("expert", r"(?:^|[^a-z])(?:ep|expert|experts|moe)(?:[^a-z]|$)"),
+    ("context", r"(?:^|[^a-z])(?:cp|context|ulysses|ring)(?:[^a-z]|$)"),
+    ("tensor", r"(?:^|[^a-z])(?:tp|tensor|mp)(?:[^a-z]|$)"),
+    ("data", r"(?:^|[^a-z])(?:dp|ddp|fsdp|hsdp|data|replicate|shard)(?:[^a-z]|$)"),
+)
+"""What frameworks call the groups of a kind of parallelism: PyTorch's meshes, Megatron, DeepSpeed."""
+_EARLY, _LATE, _OFTEN = 0.2, 0.4, 4
+
+
+def parallelism(matched: pl.DataFrame) -> dict[tuple[str, int], str]:
+    """What groups are for, by description and size: "tensor", "data", "pipeline", "expert" or "context".
+
+    Groups are told by their names; else by their exchanges: sends and receives are a pipeline's, and of two sizes of
+    groups that reduce, the one does so in all layers (tensor) and the other only later in the step (data). Those that
+    nothing tells are left out.
+    """
+    last = pl.col("arrivals_ns").list.max()
+    place = (last - last.min().over("step")) / (last.max().over("step") - last.min().over("step"))
+    groups = matched.with_columns(place=place).group_by("description", "size", maintain_order=True).agg(
+        is_between=pl.col("source").is_not_null().all(),
+        reduces=pl.col("kind").is_in(["all_reduce", "reduce_scatter", "all_gather"]).all(),
+        first=pl.col("place").quantile(0.05),
+        often=pl.len() / pl.struct("step", "group", pl.col("ranks").list.first()).n_unique(),
+    )  # fmt: skip
+    found: dict[tuple[str, int], str] = {}
+    reducing: dict[str, list[tuple[str, int]]] = {"tensor": [], "data": []}
+    for described, size, is_between, reduces, first, often in groups.iter_rows():
+        word = next((kind for kind, pattern in _WORDS if re.search(pattern, described.lower())), None)
+        if word or is_between:
+            found[described, size] = word or "pipeline"
+        elif reduces and first is not None and (first >= _LATE or (first <= _EARLY and often >= _OFTEN)):
+            reducing["data" if first >= _LATE else "tensor"].append((described, size))
+    if all(len(each) == 1 for each in reducing.values()):
+        found |= {key: kind for kind, keys in reducing.items() for key in keys}
+    return found
 
 
 def same_kernels(records: Sequence[RankRecord], place: int) -> tuple[float, int]:

@@ -19,7 +19,14 @@ from stepscope.analysis.lateness import Lateness, lateness
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
-from stepscope.diagnosis.rank_groups import bubbles, exchanged_bytes, same_kernels, shared_place, slow_groups
+from stepscope.diagnosis.rank_groups import (
+    bubbles,
+    exchanged_bytes,
+    parallelism,
+    same_kernels,
+    shared_place,
+    slow_groups,
+)
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
@@ -335,6 +342,7 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
     "bytes": pl.Int64,  # message of one rank; null where unknown
     "group": pl.String,  # what the program calls the groups of ranks; "" where unknown
+    "parallel": pl.String,  # what they are for: tensor, data, pipeline, expert or context; "" where nothing tells
     "ranks": pl.Int64,  # in a group
     "groups": pl.Int64,  # groups of so many ranks that exchange this, among these ranks
     "per_step": pl.Float64,  # exchanges of one group in a step
@@ -378,7 +386,7 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
     steps = max(matched["step"].n_unique(), 1)
     links = {record.link_gb_per_s for record in records}
     link = links.pop() if len(links) == 1 else None
-    bare = _exposed(records, matched)
+    bare, parallel = _exposed(records, matched), parallelism(matched)
     rows = []
     for key, mine in matched.group_by(_ALIKE, maintain_order=True):
         kind, size, described, ranks = str(key[0]), key[1], key[2], int(str(key[3]))
@@ -390,7 +398,8 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
         exposed, spent, most, how = bare[key]
         last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
         waited = int(mine["waits_ns"].list.sum().sum()) // int(groups.sum())
-        rows.append((kind, size, described, ranks, len(groups), mine.height / steps / len(groups), waited // steps,
+        role, per_step = parallel.get((described, ranks), ""), mine.height / steps / len(groups)
+        rows.append((kind, size, described, role, ranks, len(groups), per_step, waited // steps,
                      taken // len(groups) // steps, how, algorithm_rate, rate, rate and link and rate / link,
                      exposed // int(groups.sum()) // steps, 1 - exposed / max(spent, 1), records[most].name,
                      records[last].name, times / mine.height))  # fmt: skip
