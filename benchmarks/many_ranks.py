@@ -7,8 +7,9 @@ Ranks are those of `tests/simulator/ranks.py`, of which one comes late, mostly t
     python benchmarks/many_ranks.py 8 64 1024 --planted  finds faults that are planted in jobs drawn at random
     python benchmarks/many_ranks.py --diagnose 64 256 1024              `stepscope diagnose` of ranks of 20 MB
     python benchmarks/many_ranks.py --diagnose 64 --dask 2              by a Dask LocalCluster of two workers
+    python benchmarks/many_ranks.py --diagnose 1024 --layers 24         ranks of 1 MB
 
-The last one counts, over jobs of `tests/simulator/jobs.py`, how often the planted fault is the first finding, with its
+--planted counts, over jobs of `tests/simulator/jobs.py`, how often the planted fault is the first finding, with its
 rank or place and its cause, and how often the same job without the fault has no finding.
 """
 
@@ -119,7 +120,7 @@ def planted(ranks: int, trials: int, first: int) -> None:
         print(f"| {fault} | {ranks:,} | {found} of {trials} | {silent} of {trials} | {took:.1f} s |", flush=True)
 
 
-BIG: Final = {"layers": 480, "steps": 40, "per_bucket": 20, "late_ns": 2_000_000}
+BIG: Final[dict[str, Any]] = {"layers": 480, "steps": 40, "per_bucket": 20, "late_ns": 2_000_000}
 """A trace of 23 MB with 1,000 collectives."""
 
 
@@ -145,12 +146,12 @@ def scheduler(dask_workers: int) -> Iterator[str]:
         yield cluster.scheduler_address
 
 
-def measure_diagnosis(ranks: int, dask_workers: int) -> None:
+def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
     """Time `stepscope diagnose FOLDER`, and the memory of its process, which joins what the workers found."""
     with tempfile.TemporaryDirectory() as place, scheduler(dask_workers) as address:
         os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
         folder, report = Path(place) / "traces", Path(place) / "report.json"
-        size = write_ranks(folder, ranks, late_rank, **BIG)
+        size = write_ranks(folder, ranks, late_rank, **{**BIG, "layers": layers})
         time.sleep(SETTLED_S)
         print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB, {address or 'processes'}", flush=True)
         words = ["diagnose", str(folder), "--json", str(report), *(["--scheduler", address] if address else [])]
@@ -175,9 +176,8 @@ def measure_diagnosis(ranks: int, dask_workers: int) -> None:
                 f"{cpu_s / ranks * 1e3:.0f} ms a rank; peak {peak:.0f} MiB of the joining process",
                 flush=True,
             )
-        for kept in ("ranks", "reports"):
-            sizes = [each.stat().st_size for each in Path(place).glob(f"cache/stepscope/{kept}/*")]
-            print(f"  {len(sizes)} kept in {kept}, the largest of {max(sizes, default=0) / 1e3:.1f} kB")
+        sizes = [each.stat().st_size for each in Path(place).glob("cache/stepscope/ranks/*")]
+        print(f"  {len(sizes)} summaries, the largest of {max(sizes, default=0) / 1e3:.1f} kB", flush=True)
 
 
 def main() -> None:
@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20, help="jobs of each fault and number of ranks")
     parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--diagnose", action="store_true")
+    parser.add_argument("--layers", metavar="NUMBER", type=int, default=BIG["layers"])
     parser.add_argument("--dask", metavar="WORKERS", type=int, default=0)
     options = parser.parse_args()
     if options.planted:
@@ -198,7 +199,7 @@ def main() -> None:
         elif options.keep:
             write_ranks(options.keep, ranks, late_rank)
         elif options.diagnose:
-            measure_diagnosis(ranks, options.dask)
+            measure_diagnosis(ranks, options.dask, options.layers)
         else:
             measure(ranks)
 

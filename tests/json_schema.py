@@ -26,6 +26,7 @@ from stepscope.analysis.places import LINE_SCHEMA, MODULE_SCHEMA, PlaceCosts
 from stepscope.analysis.serving import ServingSummary
 from stepscope.commands.machine import Hits
 from stepscope.compare import bench, history
+from stepscope.compare import job as compared_job
 from stepscope.compare.comparison import Comparison, compare_traces
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import SideSummary
@@ -49,7 +50,7 @@ from stepscope.tune.sweep import file as sweep_file
 from stepscope.tune.sweep import run as sweep
 from stepscope.tune.sweep.parameters import Parameter
 from stepscope.whatif import answer, critical_path
-from stepscope.whatif.experiment import RankProspect
+from stepscope.whatif.job import JobProspect, RankProspect
 from tests.published_schema import ADDRESS
 
 REPOSITORY: Final = Path(__file__).resolve().parents[1]
@@ -220,7 +221,9 @@ class RankClock(TypedDict):
     error_ns: int
 
 
-class JobSteps(_part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "apart")):
+class JobSteps(
+    _part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "wait_ns", "transfer_ns", "apart")
+):
     parts: _rows(job.PART_SCHEMA)
     holders: _rows(job.HOLDER_SCHEMA)
 
@@ -269,9 +272,17 @@ class Samples(_part(SampleComparison)):
     is_unprofiled: bool
 
 
+class TwoJobs(TypedDict):
+    before: JobSteps
+    after: JobSteps
+    path: _rows(compared_job.PATH_SCHEMA)
+    ranks: _rows(compared_job.RANK_SCHEMA)
+
+
 class TwoSides(_part(Comparison, "basis", "difference_ns", "notes", "energies"), _part(SampleComparison, "verdict")):
     before: Side
     after: Side
+    job: TwoJobs | None
     sentences: list[str]
     samples: Samples
     causes: _rows(_COMPARED.causes.schema)
@@ -380,6 +391,10 @@ class Whatif(
     changes: list[Prospect]
     together: Prospect | None
     ranks: list[RankProspect]
+    job: (
+        _part(JobProspect, "measured_step_ns", "step_ns", "saving_share", "last", "last_then", "changed", "error_share")
+        | None
+    )
     resources_then: _rows(critical_path.RESOURCE_SCHEMA) | None
     critical_path: _rows(critical_path.PATH_SCHEMA) | None
     slack: _rows(critical_path.SLACK_SCHEMA) | None

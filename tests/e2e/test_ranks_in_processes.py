@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.commands.read import diagnose
 from stepscope.commands.shared import processes
+from stepscope.errors import UsageError
 from tests.simulator.ranks import write_ranks
 
 RANKS = 6
@@ -128,3 +130,39 @@ def test_processes_are_as_many_as_there_is_room_for(tmp_path: Path, monkeypatch:
     assert processes.process_count(files) == len(files)
     assert processes.process_count(files[:3], spared=62) == 2
     assert processes.process_count([], spared=99) == 1
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Dask scheduler whose worker is in this process."""
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(1, processes=False, threads_per_worker=1, dashboard_address=None) as found:
+        yield found.scheduler_address
+
+
+def test_a_cluster_finds_what_this_machine_would(folder: Path, cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "rank1.json.gz").write_bytes(b"\x1f\x8b damaged")
+    monkeypatch.chdir(folder.parent)
+    there = report(Path("ranks").absolute(), "--scheduler", cluster)
+    assert there == report(folder)
+    assert [Path(each["path"]).name for each in there["unreadable"]] == ["rank1.json.gz"]
+
+
+def test_a_cluster_that_does_not_answer_is_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr(processes, "_ANSWERS_WITHIN_S", 0.1)
+    for words in (
+        ["--scheduler", "tcp://127.0.0.1:9"],
+        ["--scheduler", "nothing://x"],
+        ["--scheduler", "x", "--html", "-"],
+    ):
+        assert main(["diagnose", str(folder), *words]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_without_dask_its_extra_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UsageError, match=r"stepscope\[cluster\]"):
+        list(processes.on_cluster(_ended_by, [folder], (), "tcp://127.0.0.1:9"))

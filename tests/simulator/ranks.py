@@ -46,7 +46,7 @@ def write_ranks(
 
     @cache
     def trace(is_late: tuple[bool, ...]) -> bytes:
-        text = _text(is_late, layers, per_bucket, late_ns)
+        text = kineto_bytes(rank_machine(is_late, layers, per_bucket, late_ns))
         for pair, all_ranks in group.items():
             text = text.replace(pair, all_ranks.encode())
         return text
@@ -61,7 +61,10 @@ def write_ranks(
     return written
 
 
-def _text(is_late: tuple[bool, ...], layers: int, per_bucket: int | None, late_ns: int) -> bytes:
+def rank_machine(
+    is_late: tuple[bool, ...], layers: int = LAYERS, per_bucket: int | None = None, late_ns: int = LATE_NS
+) -> Machine:
+    """A rank that is late in some of its steps, and waits for the others' late rank in all other ones."""
     machine = Machine(tick_ns=US)
     main, queue = machine.host("main"), machine.queue(number=7)
     for step, is_late_now in enumerate(is_late):
@@ -79,7 +82,7 @@ def _text(is_late: tuple[bool, ...], layers: int, per_bucket: int | None, late_n
             with main.optimizer_step(), main.operator("aten::_fused_adamw_"):
                 main.launch("adamw", queue, 25 * US)
             main.item(queue)
-    return kineto_bytes(machine)
+    return machine
 
 
 def _all_reduce(main: Host, queue: Queue, duration_ns: int) -> None:

@@ -49,6 +49,7 @@ _KEYS: Final = ("step", "kind", "group", "members", "source", "target")
 _EVERY_GROUP: Final = ("{", "[")
 """XLA's names of groups begin so: they list the devices of all groups, which several are of one rank."""
 
+_PIECE_ROWS: Final = 400_000
 _FEWEST_FOR_DRIFT: Final = 20
 _LONG_ENOUGH_NS: Final = 1_000_000_000
 """Collectives, and time between the first and the last one, from which clocks that drift are told from noise."""
@@ -87,7 +88,7 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     Returns:
         Columns as in MATCHED_SCHEMA, in order of time; see `participants` for a row each rank.
     """
-    found = _together(ranks) if len(ranks) > 1 else pl.DataFrame()
+    found = _together(ranks) if len(ranks) > 1 and any(rank.table.height for rank in ranks) else pl.DataFrame()
     if found.is_empty():
         return pl.DataFrame(schema=dict(MATCHED_SCHEMA))
     count = found["ranks"].list.len().cast(pl.Int64).to_numpy()
@@ -136,17 +137,31 @@ def participants(matched: pl.DataFrame) -> pl.DataFrame:
 def _together(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     """The exchanges that all who should took part in, with lists of the ranks, and of their rows and times."""
     tables = [rank.table.select(name for name in _TABLE if name in rank.table.columns) for rank in ranks]
+    tables = [table.with_columns(row=pl.int_range(pl.len())) for table in tables]
+    steps = pl.concat([table["step"].cast(pl.Int64) for table in tables]).value_counts().sort("step")
+    piece = (steps["count"].cum_sum() - 1) // _PIECE_ROWS  # of few rows each: those of 1,024 ranks need 0.5 GB at once
+    found = [
+        _together_in(ranks, [table.filter(pl.col("step").is_between(first, last)) for table in tables])
+        for first, last in steps.group_by(piece, maintain_order=True)
+        .agg(first=pl.col("step").min(), last=pl.col("step").max())
+        .select("first", "last")
+        .iter_rows()
+    ]
+    return pl.concat(found) if found else pl.DataFrame()
+
+
+def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """`_together` in some steps, of which the tables have the rows."""
     counts = [table.height for table in tables]
     place = {rank.rank: index for index, rank in enumerate(ranks) if rank.rank is not None}
     between = pl.col("source").is_not_null() | pl.col("target").is_not_null()
     whole = (
         pl.concat([pl.DataFrame(schema=_TABLE), *tables], how="diagonal_relaxed")
-        .select(pl.col(name).cast(kind) for name, kind in _TABLE.items())
+        .select("row", *(pl.col(name).cast(kind) for name, kind in _TABLE.items()))
         .with_columns(
             pl.col("group", "description", "members").fill_null(""),
             pl.col("start_ns") + np.repeat([rank.clock_ns for rank in ranks], counts),
             rank=np.repeat(np.arange(len(ranks)), counts),
-            row=np.concatenate([np.arange(count) for count in counts]),
             own=np.repeat([-1 if rank.rank is None else rank.rank for rank in ranks], counts),
         )
         .with_columns(pl.when(between).then(pl.coalesce(name, "own")).alias(name) for name in ("source", "target"))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from stepscope.machine.observed import Observation
 
 _FRAMEWORKS: Final = {"torch": "PyTorch", "torch_xla": "PyTorch/XLA", "jax": "JAX", "habana_frameworks": "Intel Gaudi"}
-_NOT_FOR_USERS: Final = ("dev", "jax-tests", "predictor")
+_NOT_FOR_USERS: Final = ("cloud-tests", "dev", "jax-tests", "predictor")
 _REQUIREMENT: Final = re.compile(r"([\w.-]+)(?:\[[^]]*\])?[^;]*;.*\bextra *== *['\"]([\w-]+)['\"]")
 _SELF_TEST_S: Final = 120
 _STEPS: Final = 5

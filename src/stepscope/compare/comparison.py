@@ -9,6 +9,7 @@ from typing import Final
 
 import polars as pl
 
+from stepscope.compare.job import JobComparison, compared_jobs
 from stepscope.compare.matching import (
     CAUSE_LEVELS,
     CHANGE_SCHEMA,
@@ -191,6 +192,7 @@ class Comparison:
         notes: caveats, one sentence each.
         disturbed: those of them that come first, about a recording on a busy machine.
         energies: energies measured by counters on both sides.
+        job: the ranks together, if each side is one run of several that meet in collectives.
     """
 
     before: SideSummary
@@ -210,6 +212,7 @@ class Comparison:
     disturbed: tuple[str, ...] = ()
     energies: tuple[EnergyComparison, ...] = ()
     kernel_changes: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=dict(CHANGE_SCHEMA)))
+    job: JobComparison | None = None
 
     @property
     def difference_ns(self) -> float:
@@ -360,11 +363,11 @@ def _groups(records: Sequence[TraceRecord]) -> list[list[TraceRecord]]:
 
 
 def _step_times(ranks: Sequence[TraceRecord]) -> list[float]:
-    """Step times of one run: the mean over its ranks, which step together."""
+    """Step times of one run: those of the rank that takes longest for each, since the others then wait for it."""
     common = [index for index in ranks[0].steps if all(index in record.steps for record in ranks)]
     if not common:
         return [float(ns) for ns in ranks[0].steps.values()]
-    return [sum(record.steps[index] for record in ranks) / len(ranks) for index in common]
+    return [float(max(record.steps[index] for record in ranks)) for index in common]
 
 
 def _compared(before: _Collected, after: _Collected, confidence: float) -> Comparison:
@@ -397,11 +400,18 @@ def _compared(before: _Collected, after: _Collected, confidence: float) -> Compa
         settings=different_settings(before.settings, after.settings),
         is_unprofiled=is_unprofiled,
         energies=compared_energies(before.side.energies, after.side.energies, confidence),
+        job=_jobs(before, after, confidence),
         notes=(*disturbed, *remarks),
         disturbed=disturbed,
         kernel_changes=kernel_changes(*without_unknown(per_step[0], per_step[1], _MODULE_AND_SHAPES)[:2]),
         **shown,
     )
+
+
+def _jobs(before: _Collected, after: _Collected, confidence: float) -> JobComparison | None:
+    ours, theirs = ([record.rank for record in side.records if record.rank is not None] for side in (before, after))
+    is_one_run = before.summary.runs == after.summary.runs == 1
+    return compared_jobs(ours, theirs, confidence) if is_one_run else None
 
 
 def _disturbed(ours: SideSummary, theirs: SideSummary) -> Iterator[str]:

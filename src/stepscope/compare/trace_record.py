@@ -18,6 +18,7 @@ from stepscope.analysis.host import host_time
 from stepscope.analysis.memory import alive_table
 from stepscope.analysis.places import PlaceCosts, place_costs
 from stepscope.compare.statistics import compare_samples
+from stepscope.diagnosis.rank_summary import RankSummary, rank_summary
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
@@ -85,6 +86,7 @@ class TraceRecord:
     tables: Mapping[str, pl.DataFrame]  # tables of SCHEMAS, sums over the steps
     settings: Mapping[str, str]  # program settings recorded in the trace
     warnings: tuple[TraceWarning, ...]
+    rank: RankSummary | None = None  # of a job with several ranks
 
 
 Edge: TypeAlias = Literal["first", "last"]
@@ -215,6 +217,7 @@ def trace_record(
         tables={name: tables[name].select(*schema).cast(pl.Schema(schema)) for name, schema in SCHEMAS.items()},
         settings=settings_of_trace(trace.metadata),
         warnings=trace.warnings,
+        rank=rank_summary(view) if (trace.metadata.world_size or 1) > 1 else None,
     )
 
 

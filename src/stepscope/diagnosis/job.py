@@ -44,6 +44,8 @@ class JobSteps:
         ranks: how many ranks were replayed.
         missing: how many more the job has.
         error_share: how far the replay without a change is from the step.
+        wait_ns: how long a rank waits for later ones per step, in the mean.
+        transfer_ns: how long data then moves per step, in the mean of the ranks.
         apart: ranks that meet no other in a collective.
         parts: the critical path by rank and cause, the longest part first; columns as in PART_SCHEMA.
         holders: who holds each step up; columns as in HOLDER_SCHEMA.
@@ -54,6 +56,8 @@ class JobSteps:
     ranks: int
     missing: int
     error_share: float
+    wait_ns: int
+    transfer_ns: int
     apart: tuple[str, ...]
     parts: pl.DataFrame
     holders: pl.DataFrame
@@ -69,6 +73,8 @@ def job_of(summaries: Sequence[RankSummary]) -> Job | None:
     if len(summaries) < 2:
         return None
     matched = matched_collectives([summary.record.collectives for summary in summaries])
+    if matched.is_empty():
+        return None
     job = Job([summary.times for summary in summaries], matched)
     return job if (job.meeting >= 0).any() else None
 
@@ -78,7 +84,7 @@ def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
     names = [summary.record.name for summary in summaries]
     path, steps = job.critical_path(), job.step_ns(job.measured)
     named = path.with_columns(pl.Series("rank", names).gather(path["rank"]).alias("rank"))
-    whole = max(int(path["ns"].sum()), 1)
+    whole, met = max(int(path["ns"].sum()), 1), job.meeting >= 0
     parts = named.group_by("rank", "cause").agg(total=pl.col("ns").sum())
     return JobSteps(
         step_ns=job.recorded_ns,
@@ -86,6 +92,8 @@ def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
         ranks=len(summaries),
         missing=max(max(summary.record.ranks for summary in summaries) - len(summaries), 0),
         error_share=job.error_share,
+        wait_ns=int((job.end - job.start - job.transfer)[met].sum()) // (len(names) * job.steps),
+        transfer_ns=int(job.transfer[met].sum()) // (len(names) * job.steps),
         apart=job.apart,
         parts=parts.sort("total", "rank", "cause", descending=[True, False, False]).select(
             "rank", "cause", ns=pl.col("total") // job.steps, share=pl.col("total") / whole

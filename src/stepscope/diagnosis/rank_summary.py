@@ -31,7 +31,7 @@ from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
-from stepscope.readers import place_among_xla_hosts, trace_key
+from stepscope.readers import place_in_job, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
 from stepscope.whatif.job import RankTimes
@@ -40,6 +40,8 @@ BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
 _MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
+_MOST_OF_ALL_RANKS: Final = 1_500_000
+"""Of all ranks of a job, so that joining them takes at most 1 GiB."""
 _MOST_KERNELS: Final = 200
 _LONGEST_NAME: Final = 300
 
@@ -157,9 +159,10 @@ def rank_record(view: View) -> RankRecord:
         step=pl.Series(number, dtype=pl.Int64), exposed_ns=_exposed(view, found)
     )
     before = _before(view, found)
-    if table.height > _MOST_COLLECTIVES:
-        steps_kept = int((table["step"] < table["step"][_MOST_COLLECTIVES]).sum())
-        table, before = table.head(steps_kept), before.head(steps_kept)
+    most = min(_MOST_COLLECTIVES, _MOST_OF_ALL_RANKS // (trace.metadata.world_size or 1))
+    if table.height > most:
+        whole_steps = int((table["step"] < table["step"][most]).sum()) or int((table["step"] == table["step"][0]).sum())
+        table, before = table.head(whole_steps), before.head(whole_steps)
     sums = view.pieces.group_by("cause").agg(ns=pl.col("duration_ns").sum())
     causes = {cause: ns // view.step_count for cause, ns in sums.iter_rows()}
     places = {cause: view.locations(view.pieces.filter(pl.col("cause") == cause)) for cause in causes}
@@ -277,7 +280,7 @@ def summary_place(path: str | Path, reading: Sequence[object]) -> Path:
         UnreadableTraceError: the file cannot be read.
     """
     content = trace_key(path, TraceCache(), least_bytes=0)
-    known = [content, place_among_xla_hosts(Path(path)), list(reading), _stepscope()]
+    known = [content, place_in_job(Path(path)), list(reading), _stepscope()]
     return folder() / hashlib.sha256(repr(known).encode("utf-8", "surrogateescape")).hexdigest()
 
 

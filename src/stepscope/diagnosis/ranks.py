@@ -44,6 +44,7 @@ _OFTEN: Final = 0.5
 """Share of the steps in which a rank is held up that is slow."""
 _TELLS: Final = 0.5
 """Share of the waiting, at least, that must be no noise."""
+_MOST: Final = 0.8
 _PART: Final = 0.5
 _SLOWER: Final = 1.03
 """How much longer the same kernels take on a slower device."""
@@ -61,12 +62,14 @@ class Reason:
             "before" where it left an exchange later that not all its ranks were recorded of.
         ns: how much longer, where the waiting begins.
         works: how many more pieces of device work they had there.
+        part: of `ns`, what is that rank's own.
     """
 
     place: int
     cause: str
     ns: int
     works: int
+    part: float
 
 
 def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np.int64]) -> list[Reason]:
@@ -76,6 +79,8 @@ def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np
         return []
     # one table of all ranks: a thousand small ones take ten times as long
     known = pl.concat((before for before in befores if before is not None), how="diagonal").fill_null(0)
+    if "works" not in known.columns:  # without a device
+        known = known.with_columns(works=0)
     alike = late.parts.select("rank", "place", "row", "more_ns", "held_ns").with_row_index("part")
     alike = alike.with_columns(known.drop("begin_ns").cast(pl.Int64))
     alike = alike.filter(pl.col("place").is_in(alike["place"].gather(parts).unique().implode()))
@@ -91,15 +96,11 @@ def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np
     )
     causes = [*(name for name in names if name != "works"), "begin", "before"]
     by_rank = more.group_by("rank").agg(pl.col(*causes, "works").sum()).sort("rank")
-    found = [
-        Reason(
-            int(by_rank["rank"][by_rank[cause].arg_max() or 0]),
-            cause,
-            int(by_rank[cause].sum()),
-            int(by_rank["works"].sum()),
-        )
-        for cause in causes
-    ]
+    found = []
+    for cause in causes:
+        place, ns = int(by_rank[cause].arg_max() or 0), int(by_rank[cause].sum())
+        part = by_rank[cause][place] / max(ns, 1)
+        found.append(Reason(by_rank["rank"][place], cause, ns, int(by_rank["works"].sum()), part))
     return sorted((each for each in found if each.ns > 0), key=lambda each: (-each.ns, each.place, each.cause))
 
 
@@ -162,8 +163,8 @@ class _Waits:
         gain_ns: the part that ends when the rank that comes last comes with the one before it.
         root: rank where the waiting begins.
         tells: whether that rank is held up for certain there, more than noise would do.
-        held: ranks that are held up, all steps together.
-        slow: those of them that are in most steps.
+        slow: ranks that are held up in most steps.
+        slow_ns: how much the slowest of them is, in the mean step.
     """
 
     records: Sequence[RankRecord]
@@ -173,8 +174,8 @@ class _Waits:
     gain_ns: Times
     root: Times
     tells: npt.NDArray[np.bool_]
-    held: npt.NDArray[np.int64]
     slow: npt.NDArray[np.int64]
+    slow_ns: int
 
     @property
     def steps(self) -> int:
@@ -184,10 +185,14 @@ class _Waits:
     def step_ns(self) -> int:
         return max(record.step_ns for record in self.records)
 
-    def why(self, chosen: npt.NDArray[np.bool_]) -> list[Reason]:
-        rank = self.late.parts["rank"].to_numpy()
-        every = np.flatnonzero(np.isin(rank, np.intersect1d(self.held, self.root[chosen])))
-        return reasons(self.records, self.late, np.union1d(every, self.late.root[chosen]))
+    def why(self, chosen: npt.NDArray[np.bool_], ranks: npt.ArrayLike) -> list[Reason]:
+        """Where most of these waits begin, and all that these ranks do."""
+        every = np.flatnonzero(np.isin(self.late.parts["rank"].to_numpy(), ranks))
+        roots, place = np.unique(self.late.root[chosen], return_inverse=True)
+        gains = np.bincount(place, self.gain_ns[chosen], len(roots))
+        order = np.argsort(-gains, kind="stable")
+        earlier = np.cumsum(gains[order]) - gains[order]
+        return reasons(self.records, self.late, np.union1d(every, roots[order[earlier <= _MOST * gains.sum()]]))
 
 
 def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
@@ -208,11 +213,12 @@ def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
         mean=pl.col("held_ns").sum() / steps,
     )
     held = of_rank.filter((pl.col("certain") > _CERTAIN) & (pl.col("mean") > least))
-    slow = held.filter(pl.col("often") > _OFTEN)["rank"].sort().to_numpy()
+    slow = held.filter(pl.col("often") > _OFTEN).sort("rank")
     root = late.parts["rank"].to_numpy()[late.root]
     is_event = (late.deviations > _CERTAIN) & (late.parts["held_ns"] > least).to_numpy()
     tells = (np.isin(root, held["rank"]) | is_event[late.root]) & ~late.is_network
-    return _Waits(records, matched, late, waits, gain, root, tells, held["rank"].to_numpy(), slow)
+    slowest = int(slow["mean"].to_numpy().max(initial=0))
+    return _Waits(records, matched, late, waits, gain, root, tells, slow["rank"].to_numpy(), slowest)
 
 
 def _late(waits: _Waits) -> Finding | None:
@@ -227,7 +233,7 @@ def _late(waits: _Waits) -> Finding | None:
     if _some_missing(records) or saved <= 0 or saved / waits.step_ns < limit or by_rank[last] < times * total:
         return None
     slow, share = records[last], saved / waits.step_ns
-    told = _told(records, waits.why(waits.tells & (waits.root == last)), waits.steps, saved)
+    told = _told(records, waits.why(waits.tells & (waits.root == last), [last]), waits.steps, saved)
     return Finding(
         late_rank.RULE.id,
         f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{told.after_the_rank}",
@@ -265,7 +271,7 @@ def _shared(waits: _Waits) -> Finding | None:
     share, limit = saved / waits.step_ns, late_rank.RULE.thresholds["share"].value
     if share < limit:
         return None
-    told = _told(records, waits.why(chosen), waits.steps * len(slow), saved, "each one")
+    told = _told(records, waits.why(chosen, slow), waits.steps * len(slow), saved, "each one")
     return Finding(
         late_rank.RULE.id,
         f"the other ranks wait {saved / 1e6:,.1f} ms a step for {len(slow)} ranks of {shared}{told.after_all}",
@@ -299,14 +305,14 @@ def _apart(waits: _Waits) -> Finding | None:
     exposed = sum(record.exposed_ns for record in records) // len(records)
     saved = min(sum(of_rank) // len(of_rank), exposed, waits.step_ns)
     limit = late_rank.RULE.thresholds["share"].value
-    certain = waits.waits_ns if len(waits.slow) else waits.gain_ns  # where none is slow, noise is most of the waits
-    known = int(certain[waits.tells].sum()) // len(records) // steps
+    is_slow = waits.slow_ns >= limit * waits.step_ns
+    known = max(int(waits.gain_ns[waits.tells].sum()) // len(records) // steps, waits.slow_ns)  # not what noise adds
     is_noise = known < limit * waits.step_ns or waits.waits_ns[waits.tells].sum() < _TELLS * waits.waits_ns.sum()
     if _some_missing(records) or is_noise or saved <= 0 or saved / waits.step_ns < limit:
         return None
     last, first = int(np.argmin(of_rank)), int(np.argmax(of_rank))
     share, (kind, of_kind) = saved / waits.step_ns, _most_waited_in(matched)
-    told = _told(records, waits.why(waits.tells), steps, saved)
+    told = _told(records, waits.why(waits.tells, waits.slow[: len(waits.slow) * is_slow]), steps, saved)
     return Finding(
         late_rank.RULE.id,
         f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean, {of_kind:.0%} of it in {kind}: "
@@ -463,7 +469,7 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         return _Told()
     reason = why[0]
     record, ns = records[reason.place], reason.ns // steps
-    longer, name = f"{ns / 1e6:,.1f} ms", name or record.name
+    longer, name = f"{ns / 1e6:,.1f} ms", name or (record.name if reason.part >= _PART else "one rank or another")
     if reason.cause in _LATER:
         words, remedy = _LATER[reason.cause]
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")

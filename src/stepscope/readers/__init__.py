@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -168,6 +169,42 @@ def place_among_xla_hosts(path: Path) -> tuple[int, int] | None:
     return (hosts.index(path.name), len(hosts)) if len(hosts) > 1 and path.name in hosts else None
 
 
+_NAMED_RANK: Final = re.compile(r"(?<![a-z])rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
+
+
+def place_in_job(path: Path) -> tuple[int, int] | None:
+    """The rank of a trace that does not say it itself, and how many there are; None if nothing tells.
+
+    Hosts of an XLA run are its ranks. Elsewhere a file's name counts that says "rank 3", as of Nsight's reports, if
+    those of the files beside it differ by the rank alone and begin with 0.
+    """
+    if place := place_among_xla_hosts(path):
+        return place
+    match = _NAMED_RANK.search(path.name)
+    if match is None:
+        return None
+    folder = Path(os.path.abspath(path)).parent
+    try:
+        changed_ns = folder.stat().st_mtime_ns
+        ranks = _ranks_alike(folder, changed_ns, path.name[: match.start(1)], path.name[match.end(1) :])
+    except OSError:
+        return None  # a web address, or gone
+    return (int(match[1]), ranks) if ranks > 1 else None
+
+
+@lru_cache(maxsize=16)
+def _ranks_alike(folder: Path, changed_ns: int, before: str, after: str) -> int:
+    """How many files differ by the rank in their names alone; 0 unless they begin with 0 and miss none."""
+    del changed_ns  # a part of the key
+    alike = (
+        name[len(before) : len(name) - len(after)]
+        for name in os.listdir(folder)
+        if name.startswith(before) and name.endswith(after)
+    )
+    ranks = sorted({int(middle) for middle in alike if middle.isdecimal()})
+    return len(ranks) if ranks == list(range(len(ranks))) else 0
+
+
 def without_xla_twins(files: list[Path]) -> list[Path]:
     """Drop each HOST.trace.json.gz, which XLA writes beside HOST.xplane.pb with the same content."""
     stems = {str(file)[: -len(suffix)] for file in files for suffix in _XLA_SUFFIXES if file.name.endswith(suffix)}
@@ -190,7 +227,8 @@ def _children(folder: Path) -> list[tuple[Path, bool]]:
     if url is not None:
         return remote.children(url)
     try:
-        return [(child, child.is_dir()) for child in folder.iterdir() if child.is_dir() or child.is_file()]
+        with os.scandir(folder) as found:
+            return [(folder / each.name, each.is_dir()) for each in found if each.is_dir() or each.is_file()]
     except OSError:
         return []
 
@@ -319,7 +357,8 @@ def trace_files(path: str | Path) -> list[Path]:
 
     Raises UnreadableTraceError if the path does not exist, or is a folder without trace files.
     """
-    place, known, is_remote = Path(path), (*_SUFFIXES, *_XLA_SUFFIXES), remote.url_of(path) is not None
+    known, is_remote = (*_SUFFIXES, *_XLA_SUFFIXES), remote.url_of(path) is not None
+    place = remote.RemotePath(path) if is_remote else Path(path)
     if str(path) == "-" or (place.name.endswith(known) if is_remote else not os.path.isdir(path) or is_store(place)):
         return [place]
     if profiles := xla_profiles(place):
@@ -354,7 +393,7 @@ def _renamed(trace: Trace, path: str) -> Trace:
 
 def _of_its_host(trace: Trace, path: str | Path) -> Trace:
     """The trace with the rank from its position among a run's hosts, if it has no rank of its own."""
-    place = place_among_xla_hosts(Path(path)) if trace.metadata.rank is None else None
+    place = place_in_job(Path(path)) if trace.metadata.rank is None else None
     if place is None:
         return trace
     return replace(trace, metadata=replace(trace.metadata, rank=place[0], world_size=place[1]))

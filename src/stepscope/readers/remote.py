@@ -62,6 +62,14 @@ def url_of(path: str | Path) -> str | None:
     return f"{found[1].lower()}://{text[found.end() :]}"
 
 
+class RemotePath(type(Path())):  # type: ignore[misc]
+    """The path of a URL, which is printed as one."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return url_of(text) or text
+
+
 def shown(url: str) -> str:
     """The URL without what may be secret: user and password, and what follows a question mark."""
     parts = urlsplit(url)
@@ -149,7 +157,7 @@ def children(url: str) -> list[tuple[Path, bool]]:
             return []
     own, names = PurePosixPath(place), [str(each["name"]).partition("?")[0] for each in found]
     return sorted(
-        (Path(f"{url.rstrip('/')}/{PurePosixPath(name).name}"), each["type"] == "directory")
+        (RemotePath(f"{url.rstrip('/')}/{PurePosixPath(name).name}"), each["type"] == "directory")
         for name, each in zip(names, found, strict=True)
         if PurePosixPath(name).parent == own
     )

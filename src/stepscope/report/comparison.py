@@ -9,6 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.compare.comparison import Comparison, by_name
+from stepscope.compare.job import JobComparison
 from stepscope.compare.matching import SAME
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import EnergyComparison, SideSummary
@@ -27,7 +28,7 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.energy import energy
-from stepscope.report.format import change_words, count, file_name
+from stepscope.report.format import change_words, count, duration, file_name
 from stepscope.report.redaction import Redactor
 from stepscope.report.words import (
     advice,
@@ -81,6 +82,7 @@ def _group(key: str, comparison: Comparison, only_why: bool) -> Group:
             tuple(_summary(comparison, only_why)),
             is_quiet=True,
         ),
+        *_job(comparison.job),
         Section("What the difference of a step is made of", (Table(cause_table(comparison)),), folded=True),
         *_difference_sections(comparison),
     )
@@ -92,12 +94,68 @@ def _summary(comparison: Comparison, only_why: bool) -> Iterator[Block]:
     yield Facts(tuple(zip(("Before", "After"), map(side_sentence, sides), strict=True)))
     yield from () if only_why else (Text(verdict_sentence(samples), f"headline {samples.verdict.split(' ')[0]}"),)
     yield from texts(*comparison.disturbed, style="strong")
+    yield from texts(" ".join(_of_job(comparison)), style="strong")
     yield from texts(" ".join([*where_sentences(comparison), *([] if only_why else advice(comparison))]), style="where")
     if not only_why:
         yield Table(sample_table(samples, (sides[0].name, sides[1].name), comparison.energies), only="markdown")
     kept = comparison.notes[len(comparison.disturbed) :]
     notes = (*([] if only_why else [*detectable_sentences(samples), *samples.caveats]), *kept)
     yield from section_if("To keep in mind", *([Items(notes, "keep muted")] if notes else []), folded=True)
+
+
+def _job(job: JobComparison | None) -> Iterator[Section]:
+    if job is None:
+        return
+    path = job.path.filter(pl.max_horizontal("before_ns", "after_ns") >= _SMALLEST_NS)
+    title = "What a step of the job waits for: the critical path across the ranks, which ends with the last one's step"
+    yield Section(title, (Table(path, "causes"),))
+    waits = pl.DataFrame(
+        {
+            "in collectives": ["wait of a rank for later ones", "transfer after that"],
+            **{
+                f"{side}_ns": [float(steps.wait_ns), float(steps.transfer_ns)]
+                for side, steps in (("before", job.before), ("after", job.after))
+            },
+        }
+    ).with_columns(difference_ns=pl.col("after_ns") - pl.col("before_ns"))
+    ranks = Table(job.ranks.with_columns(pl.col("verdict").fill_null("")), "ranks")
+    yield Section("What a step takes on each rank besides waiting, and in collectives", (ranks, Table(waits)))
+
+
+_SMALLEST_NS: Final = 1_000
+"""Parts of the critical path that are at least this long are shown."""
+
+
+def _of_job(comparison: Comparison) -> Iterator[str]:
+    return job_sentences(comparison.job) if comparison.job is not None else iter(())
+
+
+def job_sentences(job: JobComparison) -> Iterator[str]:
+    """What the critical path across the ranks has more or less of, and which ranks got slower or faster."""
+    cause, now, then, difference = job.path.row(0)
+    if abs(difference) >= _SMALLEST_NS:
+        side = job.after if difference > 0 else job.before
+        [rank, *_] = side.parts.filter(pl.col("cause") == cause)["rank"]
+        word = "after" if difference > 0 else "before"
+        yield (
+            f"Across the ranks {cause} changed most: {duration(then)} of the critical path instead of {duration(now)}, "
+            f"{word} most of it on {rank}."
+        )
+    for verdict in ("slower", "faster"):
+        found = job.ranks.filter(pl.col("verdict") == verdict)
+        named = [
+            f"{name} ({'+' if ns > 0 else '-'}{duration(abs(ns))})"
+            for name, ns in found.head(_NAMED).select("rank", "difference_ns").iter_rows()
+        ]
+        more = f" and {count(found.height - _NAMED)} more" if found.height > _NAMED else ""
+        if named:
+            yield f"Besides waiting, {verdict} beyond chance: {', '.join(named)}{more}."
+    for word, steps in (("before", job.before), ("after", job.after)):
+        if steps.missing:
+            yield f"{count(steps.missing)} more ranks of the job {word} are not here: they may hold it up unseen."
+
+
+_NAMED: Final = 4
 
 
 def _difference_sections(comparison: Comparison) -> Iterator[Section]:
@@ -265,9 +323,14 @@ def _comparison_json(comparison: Comparison, top: int) -> dict[str, Any]:
         "before": _side(comparison.before),
         "after": _side(comparison.after),
         "verdict": comparison.samples.verdict,
-        "sentences": [verdict_sentence(comparison.samples), *where_sentences(comparison), *advice(comparison)],
+        "sentences": [
+            verdict_sentence(comparison.samples),
+            *_of_job(comparison),
+            *where_sentences(comparison),
+            *advice(comparison),
+        ],
         "samples": {**fields(comparison.samples), "is_unprofiled": comparison.is_unprofiled},
-        **fields(comparison, "basis", "difference_ns", "notes", "energies"),
+        **fields(comparison, "basis", "difference_ns", "notes", "energies", "job"),
     }
     for name in TABLES:
         table: pl.DataFrame = getattr(comparison, name)
@@ -297,7 +360,8 @@ def redacted_comparison(
     tables["settings"] = tables["settings"].filter(pl.col("name") != "machine")
     sides = [_redact_side(side, redactor) for side in (comparison.before, comparison.after)]
     notes = tuple(map(redactor.text, comparison.notes))
-    return replace(comparison, before=sides[0], after=sides[1], notes=notes, **tables)
+    job = redactor.redact(comparison.job)
+    return replace(comparison, before=sides[0], after=sides[1], notes=notes, job=job, **tables)
 
 
 def _redact_side(side: SideSummary, redactor: Redactor) -> SideSummary:

@@ -40,7 +40,11 @@ def figures(history: History) -> Iterator[str]:
         yield f"idle {share(idle / latest.recorded_step_ns)}" + (f" ({', '.join(causes)})" if causes else "")
     elif causes:
         yield ", ".join(causes)
-    if latest.communication_ns and latest.recorded_step_ns:
+    if (
+        latest.communication_ns
+        and latest.recorded_step_ns
+        and (idle is not None or "communication" not in latest.causes)
+    ):
         yield f"communication {share(latest.communication_ns / latest.recorded_step_ns)}"
     if latest.late_rank is not None and latest.wait_ns:
         yield f"ranks wait {duration(latest.wait_ns)}, most for {printable(latest.late_rank)}"
@@ -60,9 +64,9 @@ def clock(unix_s: float) -> str:
 
 
 def _largest(recording: Watched) -> list[str]:
-    """The largest causes of the step, with their shares of it."""
+    """The largest causes of the step, with their shares of it; communication has a figure of its own."""
     whole = recording.recorded_step_ns or 0.0
-    causes = sorted(recording.causes.items(), key=lambda item: -item[1])[:_CAUSES_IN_LINE]
+    causes = sorted(recording.causes.items(), key=lambda item: (item[0] == "communication", -item[1]))[:_CAUSES_IN_LINE]
     return [
         f"{name.replace('_', ' ')} {share(ns / whole)}" for name, ns in causes if whole and ns / whole > _NOTEWORTHY
     ]

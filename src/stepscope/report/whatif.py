@@ -10,15 +10,14 @@ import polars as pl
 from stepscope.analysis.host import CAUSES
 from stepscope.report.document import Block, Document, Section, Table, Text, fields, sentences, stamped, texts
 from stepscope.report.format import count, duration, file_name, share, warning_sentence
+from stepscope.report.words import sentence
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
 from stepscope.whatif.critical_path import slack_by_name
-from stepscope.whatif.experiment import RankProspect
+from stepscope.whatif.job import JobProspect, RankProspect
 
 _SMALL_SHARE: Final = 0.005
 """Resources below this share of the critical path are merged."""
 _ALIKE: Final = 0.0005
-_APART: Final = 0.01
-"""Share of a step by which a rank's replay with the others must differ from its own to be mentioned."""
 _LONGEST_NAME: Final = 80
 _NO_REMEDY: Final = ("compute", "untraced", "unknown")
 """Causes that cannot simply be removed; suggest the next one instead."""
@@ -125,8 +124,15 @@ def _head(answer: Answer) -> Iterator[Block]:
     if answer.together is None:
         return
     prospect = prospect_sentence(answer.together, measured)
+    if answer.job is not None:
+        yield Section("", (Text(f"{_asked(answer)}: {job_sentence(answer.job)}.", "strong"),), is_quiet=True)
+        prospect = f"by this trace alone {prospect}"
     if len(answer.alone) == 1:
-        yield Section("", (Text(f"{answer.alone[0].name}: {prospect}.", "strong"),), is_quiet=True)
+        style = "strong" if answer.job is None else ""
+        name = f"{answer.alone[0].name}: " if answer.job is None else ""
+        yield Section(
+            "", (Text(sentence(f"{name}{prospect}") if answer.job else f"{name}{prospect}.", style),), is_quiet=True
+        )
         return
     savings = [share(each.saving_share) for each in answer.alone]
     alone = f"{', '.join(savings[:-1])} and {savings[-1]}"
@@ -137,29 +143,44 @@ def _head(answer: Answer) -> Iterator[Block]:
     yield Section("Alone and together", (Table(table),))
 
 
+def _asked(answer: Answer) -> str:
+    return answer.alone[0].name if len(answer.alone) == 1 else "With all of these"
+
+
+def job_sentence(job: JobProspect) -> str:
+    """Format "a step of the job would take 118.5 ms instead of 174.9 ms: ...; then rank 3 takes longest"."""
+    now, then, saved = duration(job.measured_step_ns), duration(job.step_ns), job.saving_share
+    text = (
+        f"a step of the job would take {then} instead of {now}: {share(abs(saved))} {'less' if saved > 0 else 'more'}"
+    )
+    if abs(saved) < _ALIKE:
+        text = f"a step of the job would still take {now}"
+    return f"{text}; {job.last_then} takes longest{' then' if job.last != job.last_then else ', as now'}"
+
+
 def _ranks(answer: Answer) -> Iterator[Section]:
     """Every rank's step with the changes; in collectives each rank waits for the slowest."""
-    if not answer.ranks:
+    job = answer.job
+    if job is None:
         return
+    ranks = sorted(job.ranks, key=lambda each: (-each.step_ns, -each.measured_step_ns))
     table = pl.DataFrame(
         {
-            "rank": [_short(each.name) for each in answer.ranks],
-            "step_ns": [each.measured_step_ns for each in answer.ranks],
-            "then_ns": [each.step_ns for each in answer.ranks],
-            "saves_share": [_saved(each.step_ns, each) for each in answer.ranks],
-            "alone_share": [_saved(each.alone_step_ns, each) for each in answer.ranks],
+            "rank": [_short(each.name) for each in ranks],
+            "step_ns": [each.measured_step_ns for each in ranks],
+            "then_ns": [each.step_ns for each in ranks],
+            "saves_share": [_saved(each.step_ns, each) for each in ranks],
+            "alone_share": [_saved(each.alone_step_ns, each) for each in ranks],
         }
     )
-    first = answer.ranks[0]
-    note = ""
-    if answer.together is not None and abs(first.step_ns - answer.together.step_ns) > _APART * first.measured_step_ns:
-        note = (
-            f"All but this table is about {_short(first.name)} as if the others never made it wait longer or shorter: "
-            f"{duration(answer.together.step_ns)} a step. Believe the {duration(first.step_ns)} of the table, in which "
-            "it waits for them."
-        )
+    off = "the recorded step" if job.error_share < _ALIKE else f"a step that is off by {share(job.error_share)}"
+    note = (
+        f"Changed on {count(job.changed)} of {count(len(ranks))} ranks; alone: if only this rank were changed. Without "
+        f"a change this replay gives {off}. All but this table is about {file_name(answer.measured.path)} as if the "
+        "others never made it wait longer or shorter."
+    )
     title = "The ranks together: each waits for the others in their collectives"
-    yield _section(title, table, "", "alone: if only this rank were changed", note)
+    yield _section(title, table, "ranks", note)
 
 
 def _saved(step_ns: float, rank: RankProspect) -> float:
@@ -257,6 +278,9 @@ def _short(name: str) -> str:
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
 
 
+_OF_JOB: Final = ("measured_step_ns", "step_ns", "saving_share", "last", "last_then", "changed", "error_share")
+
+
 def whatif_json(answer: Answer) -> dict[str, Any]:
     measured = answer.measured
     return stamped(
@@ -266,7 +290,8 @@ def whatif_json(answer: Answer) -> dict[str, Any]:
         causes=answer.causes,
         changes=[_prospect(each) for each in answer.alone],
         together=None if answer.together is None else _prospect(answer.together),
-        ranks=answer.ranks,
+        ranks=() if answer.job is None else answer.job.ranks,
+        job=None if answer.job is None else fields(answer.job, *_OF_JOB),
         resources_then=answer.resources,
         critical_path=answer.path,
         slack=answer.slack,

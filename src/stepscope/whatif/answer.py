@@ -26,8 +26,9 @@ from stepscope.trace.window import Times
 from stepscope.whatif.build import device_numbers, loader_calls
 from stepscope.whatif.changes import scaled, together, without_cause
 from stepscope.whatif.critical_path import path_in_sum, resources
-from stepscope.whatif.experiment import Change, Experiment, Outcome, RankProspect
+from stepscope.whatif.experiment import Change, Experiment, Outcome
 from stepscope.whatif.graph import Edges, Graph, Replay, Works, concatenated, previous_in
+from stepscope.whatif.job import JobProspect
 
 __all__ = ["bucket_size", "graphs", "loader_workers", "overlap_communication"]
 
@@ -137,7 +138,7 @@ class Answer:
         together: all changes; None without changes.
         resources: parts of the critical path with the changes; None without changes.
         causes: saving per step without each cause, columns as in `causes.CAUSE_SCHEMA`; None with changes.
-        ranks: step of each rank with the changes, if several ranks that meet in collectives were given.
+        job: the job's step with the changes, if several ranks that meet in collectives were given.
         path: critical path with any changes, as from `critical_path`; None if not requested.
         slack: as from `slack_of_operators`, for the measured steps; None if not requested.
         curve: as from `speed_up_curve`, for the measured steps; None if not requested.
@@ -148,7 +149,7 @@ class Answer:
     together: Prospect | None = None
     resources: pl.DataFrame | None = None
     causes: pl.DataFrame | None = None
-    ranks: tuple[RankProspect, ...] = ()
+    job: JobProspect | None = None
     path: pl.DataFrame | None = None
     slack: pl.DataFrame | None = None
     curve: pl.DataFrame | None = None

@@ -194,14 +194,6 @@ MOST_RANKS = 16
 _MATCH = ("step", "kind", "group", "order")
 
 
-@dataclass(frozen=True, slots=True)
-class RankProspect:
-    name: str  # rank, such as "rank 3", or its file
-    measured_step_ns: float  # as recorded
-    step_ns: float  # with the changes on every rank, each waiting for the others in collectives
-    alone_step_ns: float  # with the changes on this rank only
-
-
 @dataclass(frozen=True)
 class Ranks:
     """The same steps of several ranks, whose devices meet in collectives.
@@ -270,17 +262,6 @@ class Ranks:
             count = experiment.step_count
             result.append(Outcome(experiment.length_ns(done) / count, experiment.measured_ns / count, count, done))
         return result
-
-    def prospects(self, changes: Sequence[Change | None]) -> tuple[RankProspect, ...]:
-        """Predict each rank's step with its own change or None: with the others' changes, and without them."""
-        result = []
-        for place, outcome in enumerate(self.run(changes)):
-            others = [change if number == place else None for number, change in enumerate(changes)]
-            alone = self.run(others)[place]
-            metadata = self.experiments[place].trace.metadata
-            name = f"rank {metadata.rank}" if metadata.rank is not None else metadata.path
-            result.append(RankProspect(name, outcome.measured_step_ns, outcome.step_ns, alone.step_ns))
-        return tuple(result)
 
     def _replayed(self, graphs: Sequence[Graph]) -> list[Replay]:
         done = replay(_joined(self._met(graphs), self.shifts_ns))

@@ -103,6 +103,43 @@ class JobTimes:
     queued: npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class RankProspect:
+    name: str  # rank, such as "rank 3", or its file
+    measured_step_ns: float  # as recorded
+    step_ns: float  # with the changes, each rank waiting for the others in collectives
+    alone_step_ns: float  # with the changes on this rank only
+
+
+@dataclass(frozen=True, slots=True)
+class JobProspect:
+    """A step of the job with changes: that of the rank that takes longest.
+
+    Attributes:
+        measured_step_ns: as recorded.
+        step_ns: with the changes.
+        last, last_then: the rank that takes longest, as recorded and with the changes.
+        ranks: each rank's step.
+        changed: how many ranks the changes fit.
+        error_share: how far the replay without a change is from the recorded step.
+    """
+
+    measured_step_ns: float
+    step_ns: float
+    last: str
+    last_then: str
+    ranks: tuple[RankProspect, ...]
+    changed: int
+    error_share: float
+
+    @property
+    def saving_share(self) -> float:
+        return 1 - self.step_ns / self.measured_step_ns if self.measured_step_ns else 0.0
+
+
+_MOST_ALONE: Final = 16
+"""Ranks of which each is also changed alone; of more, only those that the others wait for."""
+
 PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "step": pl.Int64,  # that of the collective in which the part ends; of the last one for what follows
     "rank": pl.Int64,  # place of the rank that the others wait for; of a transfer, the rank that came last
@@ -168,6 +205,26 @@ class Job:
     def saving_ns(self, saved: Mapping[int, Saved]) -> float:
         """How much shorter the job's step is, which ends when the last rank's does."""
         return float(self.step_ns(self.measured).max() - self.step_ns(self.replay(saved)).max())
+
+    def prospect(self, saved: Mapping[int, Saved]) -> JobProspect:
+        """The job's step, and each rank's, with these savings of all ranks and of one alone."""
+        measured, then = (self.step_ns(done) for done in (self.measured, self.replay(saved)))
+        alone = measured.copy()
+        path = set(self.critical_path()["rank"].to_list())
+        for place, each in saved.items():
+            if len(self.ranks) <= _MOST_ALONE or place in path:
+                alone[place] = self.step_ns(self.replay({place: each}))[place]
+        names = [rank.name for rank in self.ranks]
+        figures = zip(names, *(values.tolist() for values in (measured, then, alone)), strict=True)
+        return JobProspect(
+            measured_step_ns=float(measured.max()),
+            step_ns=float(then.max()),
+            last=names[int(measured.argmax())],
+            last_then=names[int(then.argmax())],
+            ranks=tuple(RankProspect(*each) for each in figures),
+            changed=len(saved),
+            error_share=self.error_share,
+        )
 
     def spread(self, place: int, ns: int) -> Saved:
         """A saving of a rank's own work that is spread evenly over it."""

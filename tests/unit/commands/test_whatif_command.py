@@ -14,6 +14,7 @@ import pytest
 from stepscope.commands import main
 from stepscope.commands.read.whatif import megabytes, nanoseconds, parsed_scale
 from stepscope.trace import Trace
+from tests.simulator.job import Rank, job, write_job
 from tests.unit.recording import Recording, saved
 from tests.unit.rendered import golden
 from tests.unit.waiting_twice import US, alone, waiting_twice
@@ -316,3 +317,42 @@ def test_what_was_lost_while_reading_is_said(tmp_path: Path, capsys: pytest.Capt
     assert main(["whatif", str(path), "--json", "-"]) == 0
     kinds = [warning["kind"] for warning in json.loads(capsys.readouterr().out)["trace"]["warnings"]]
     assert "truncated" in kinds
+
+
+def late_job(folder: Path) -> None:
+    """Three ranks, of which the third waits longest for its batches."""
+
+    def program(rank: Rank) -> None:
+        for number in range(2):
+            with rank.main.step(number):
+                rank.main.data_loader((rank.number + 1) * 100 * US, workers=True)
+                rank.reduce("0", range(3))
+                rank.main.item(rank.queue)
+
+    write_job(folder, job(3, program))
+
+
+def test_a_folder_is_answered_for_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late_job(tmp_path)
+    (tmp_path / "rank3.json").write_text("{")
+
+    assert main(["whatif", str(tmp_path), "--remove", "input"]) == 0
+    written = capsys.readouterr()
+    assert "a step of the job would take" in written.out
+    assert "skipped: " in written.err
+    assert "rank3.json" in written.err
+    every = answer(capsys, str(tmp_path), "--remove", "input")
+    one = answer(capsys, str(tmp_path), "--remove", "input", "--rank", "2")
+    none = answer(capsys, str(tmp_path), "--remove", "input", "--rank", "1")
+
+    saved = [each["job"]["measured_step_ns"] - each["job"]["step_ns"] for each in (every, one, none)]
+    assert saved == [300 * US, 100 * US, 0]
+    assert [each["job"]["changed"] for each in (every, one, none)] == [3, 1, 1]
+    assert one["trace"]["path"].endswith("rank2.json")
+    assert one["together"]["saving_ns"] == 300 * US  # what its trace alone would promise
+
+
+def test_a_rank_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    late_job(tmp_path)
+    said = refused(capsys, str(tmp_path), "--remove", "input", "--rank", "7")
+    assert "has no trace of rank 7; it has 0, 1, 2" in said

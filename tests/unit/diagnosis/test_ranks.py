@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -22,9 +23,13 @@ from stepscope.diagnosis.ranks import (
 )
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
+from stepscope.readers import open_trace, trace_files
 from stepscope.trace import Metadata, Trace
 from tests.claims import unsupported
 from tests.simulator.jobs import FAULTS, drawn
+from tests.simulator.nsight_systems import write_nsight
+from tests.simulator.ranks import rank_machine
+from tests.simulator.xplane import write_xplane
 from tests.unit.recording import Recording
 
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
@@ -269,3 +274,23 @@ def test_planted_faults_are_found_first_and_clean_twins_stay_silent(number: int,
     assert across_ranks(drawn(8, number, f"clean {fault}")[0]) == ()
     [rule] = [each for each in RULES if each.id == findings[0].rule]
     assert unsupported(findings[0], rule) == []
+
+
+def late_nsight(rank: int, path: Path) -> None:
+    write_nsight(rank_machine((rank == 2,) * 6), path / f"report_rank{rank}.sqlite")
+
+
+def late_xla(rank: int, path: Path) -> None:
+    run = path / "plugins" / "profile" / "2026_01_01"
+    run.mkdir(parents=True, exist_ok=True)
+    write_xplane(rank_machine((rank == 2,) * 6), run / f"host{rank}.xplane.pb")
+
+
+@pytest.mark.parametrize("write", [late_nsight, late_xla])
+def test_the_late_rank_among_nsights_reports_and_xlas_hosts(write: Callable[[int, Path], None], tmp_path: Path) -> None:
+    for number in range(4):
+        write(number, tmp_path)
+    traces = [open_trace(file) for file in trace_files(tmp_path)]
+    assert [(trace.metadata.rank, trace.metadata.world_size) for trace in traces] == [(rank, 4) for rank in range(4)]
+    [finding] = diagnose_ranks(traces)
+    assert (finding.rule, "rank 2" in finding.title) == ("late-rank", True)

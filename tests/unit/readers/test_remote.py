@@ -17,6 +17,7 @@ from stepscope.commands import main
 from stepscope.errors import StepscopeError, TooLargeError, UnreadableTraceError, UsageError
 from stepscope.readers import open_trace, remote, trace_files
 from stepscope.trace.cache import TraceCache
+from tests.e2e.test_terminal import WORDS
 from tests.simulator.ranks import write_ranks
 
 pytest.importorskip("fsspec")
@@ -154,6 +155,22 @@ def test_a_folder_of_ranks_is_diagnosed(served: Served, tmp_path: Path) -> None:
     found = json.loads(target.read_bytes())
     assert [each["trace"]["rank"] for each in found["ranks"]] == [0, 1, 2]
     assert found["ranks"][1]["trace"]["path"] == served.url("ranks/rank1.json.gz")
+
+
+@pytest.mark.slow
+def test_every_command_that_reads_a_trace_reads_it_there(
+    served: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, path = served.url("plain.json"), tmp_path / "plain.json"
+    path.write_bytes(served.files["plain.json"])
+
+    def answer(trace: str, words: tuple[str, ...]) -> tuple[int, str, str]:
+        code, said = main([trace if word == "T" else word for word in words]), capsys.readouterr()
+        out, error = ("".join(each.replace(trace, "TRACE").split()) for each in said)  # lines break elsewhere
+        return code, out, error
+
+    for command, (words, *_) in WORDS.items():
+        assert answer(url, (command, *words)) == answer(str(path), (command, *words)), command
 
 
 def test_one_rank_that_is_cut_does_not_stop_the_others(served: Served, tmp_path: Path) -> None:

@@ -152,3 +152,17 @@ def test_the_critical_path_goes_over_the_late_rank(late: Late) -> None:
     inputs = path.filter(pl.col("cause") == "input")
     assert inputs["rank"].unique().to_list() == [2]
     assert inputs["ns"].to_list() == [LATE_NS + INPUT_NS] * STEPS
+
+
+def test_a_prospect_says_which_rank_takes_longest(late: Late) -> None:
+    saved = {place: view.saved(without_cause("input")) for place, view in enumerate(late.views)}
+
+    found = late.job.prospect(saved)
+
+    assert found.step_ns == late.job.recorded_ns - late.job.saving_ns(saved)
+    assert (found.changed, found.error_share, len(found.ranks)) == (RANKS, 0, RANKS)
+    assert found.saving_share == pytest.approx(late.job.saving_ns(saved) / late.job.recorded_ns)
+    # the second latest gains nothing alone
+    alone = [each.alone_step_ns for each in found.ranks]
+    assert alone[1] == found.ranks[1].measured_step_ns == late.job.recorded_ns
+    assert alone[2] < late.job.recorded_ns

@@ -85,14 +85,3 @@ def test_ranks_without_collectives_are_replayed_alone() -> None:
 
     assert ranks.meetings[0].shape == (2, 0)
     assert (first.saving_ns, second.saving_ns) == (320 * US, 0)
-
-
-def test_each_rank_is_changed_with_the_others_and_alone() -> None:
-    shorter = scaled_work(np.array([0, 2]), 0.5)
-
-    early, late = both().prospects([shorter, shorter])
-
-    # The late rank computes for 450 us instead of 900, and both are done 450 us earlier; alone the early one waits.
-    assert (early.measured_step_ns, early.step_ns, early.alone_step_ns) == (2000 * US, 1550 * US, 2000 * US)
-    # Alone the late one comes at 467 us: later than the other, at 417 us.
-    assert (late.step_ns, late.alone_step_ns) == (1550 * US, 1550 * US)

@@ -253,6 +253,7 @@ def _on_cluster(
     """
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.readers.remote import url_of
+    from stepscope.readers.source import name_of
 
     if arguments.html:
         raise UsageError("--html draws each trace, and --scheduler leaves them where they are: use only one of them")
@@ -265,7 +266,7 @@ def _on_cluster(
         found = on_cluster(_diagnosed_there, list(files), (options, settings, evidence), arguments.scheduler)
         for done, (place, answer) in enumerate(found, 1):
             progress(done, len(files))
-            path = encodable(str(files[place]))
+            path = encodable(name_of(files[place]))
             if isinstance(answer, str):
                 unreadable.append(Unreadable(path, encodable(answer)))
                 continue

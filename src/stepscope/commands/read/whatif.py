@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.read.diagnose import rule_named
@@ -25,14 +26,16 @@ from stepscope.commands.shared.options import (
     user_code_from,
     whole,
 )
-from stepscope.commands.shared.reading import open_from, redacted, trace_paths
-from stepscope.errors import UsageError
+from stepscope.commands.shared.processes import FEW, in_processes
+from stepscope.commands.shared.reading import kept_as_rank, open_from, redacted, trace_paths
+from stepscope.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
+    from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.diagnosis.view import View
     from stepscope.whatif import Change
     from stepscope.whatif.answer import Answer, NamedChange, Tried
-    from stepscope.whatif.experiment import RankProspect
+    from stepscope.whatif.job import JobProspect, Saved
 
 CURVES: Final = ("operators", "lines", "kernels", "modules")
 _TOP: Final = 20
@@ -44,6 +47,9 @@ _LARGEST_FACTOR: Final = 1_000_000.0
 def _prepare_parser(parser: CommandParser) -> None:
     add_trace(parser, RANKS)
     _add_change_options(parser)
+    parser.add_argument(
+        "--rank", metavar="N", type=whole(0), help="of a folder of ranks: change only this one (default: all of them)"
+    )
     tables = parser.add_argument_group("tables")
     tables.add_argument(
         "--curve",
@@ -112,7 +118,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from stepscope.diagnosis.view import View
     from stepscope.report.whatif import whatif_document, whatif_json
 
-    view = View(open_from(arguments, arguments.trace), user_code=user_code_from(arguments))
+    trace = arguments.trace if arguments.rank is None else _trace_of_rank(arguments)
+    view = View(open_from(arguments, trace), user_code=user_code_from(arguments))
     answer = redacted(arguments, answer_to(arguments, view), paths=[view.trace.metadata.path])
     top = _TOP if arguments.top is None else arguments.top
     output.write_reports(arguments, lambda: whatif_document(answer), top=top, json=lambda: whatif_json(answer))
@@ -135,34 +142,91 @@ def answer_to(arguments: argparse.Namespace, view: View, tried: Tried | None = N
     rows = _CURVE_TOP if arguments.top is None else arguments.top or _ALL  # each takes a few replays
     return dataclasses.replace(
         answer,
-        ranks=_ranks(arguments, view) if changes else (),
+        job=_job(arguments) if changes else None,
         path=critical_path(experiment, done) if arguments.critical_path else None,
         slack=slack_of_operators(experiment) if arguments.slack else None,
         curve=speed_up_curve(experiment, arguments.curve, top=rows) if arguments.curve else None,
     )
 
 
-def _ranks(arguments: argparse.Namespace, first: View) -> tuple[RankProspect, ...]:
-    """Every rank's prediction, if the argument names several ranks with common collectives; else empty."""
+def _trace_of_rank(arguments: argparse.Namespace) -> Path:
+    """The trace of the rank of --rank.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = []
+    for path in trace_paths(arguments.trace):
+        kept = kept_as_rank(arguments, path, lambda: None)
+        found.append(kept.steps.rank if kept is not None else open_from(arguments, path).metadata.rank)
+        if found[-1] == arguments.rank:
+            return path
+    known = ", ".join(str(rank) for rank in sorted(rank for rank in found if rank is not None))
+    raise UsageError(f"{arguments.trace} has no trace of rank {arguments.rank}; it has {known or 'no known ranks'}")
+
+
+def _job(arguments: argparse.Namespace) -> JobProspect | None:
+    """The job's prospect, if the argument names several ranks that collectives join; else None."""
+    from stepscope.diagnosis.job import job_of
+
+    paths = trace_paths(arguments.trace) if arguments.trace != "-" else []
+    if len(paths) < 2:
+        return None
+    found = sorted(_ranks(arguments, paths), key=lambda each: each[0].order)
+    job = job_of([summary for summary, _ in found])
+    saved = {place: each for place, (_, each) in enumerate(found) if each is not None}
+    return None if job is None else job.prospect(saved)
+
+
+def _ranks(arguments: argparse.Namespace, paths: Sequence[Path]) -> Iterator[tuple[RankSummary, Saved | None]]:
+    """Each rank's summary, and what the changes save on it alone; traces that cannot be read are passed over."""
+    if len(paths) <= FEW:
+        found: Iterable[tuple[Path, tuple[RankSummary, Saved | None] | str | None]] = (
+            (path, _rank(arguments, path)) for path in paths
+        )
+    else:
+        given = (argparse.Namespace(**{**vars(arguments), "quiet": True}),)
+        found = in_processes(_rank_in_process, paths, begin=_begin, given=given)
+    for path, rank in found:
+        if isinstance(rank, tuple):
+            yield rank
+        else:
+            output.say(f"skipped: {rank or f'{path}: the process that read it ended, perhaps for lack of memory'}")
+
+
+_asked: list[argparse.Namespace] = []
+"""In a process that replays ranks: the command's arguments."""
+
+
+def _begin(arguments: argparse.Namespace) -> None:
+    _asked.append(arguments)
+
+
+def _rank_in_process(path: Path) -> tuple[RankSummary, Saved | None] | str:
+    return _rank(_asked[0], path)
+
+
+def _rank(arguments: argparse.Namespace, path: Path) -> tuple[RankSummary, Saved | None] | str:
+    from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.diagnosis.view import View
     from stepscope.whatif.answer import Tried
     from stepscope.whatif.changes import together
-    from stepscope.whatif.experiment import MOST_RANKS, Ranks
+    from stepscope.whatif.waits import saved_between
 
-    paths = trace_paths(arguments.trace) if arguments.trace != "-" else []
-    if not 1 < len(paths) <= MOST_RANKS:
-        return ()
-    views = [first, *(View(open_from(arguments, path), user_code=first.user_code) for path in paths[1:])]
-    ranks = Ranks.of([view.experiment for view in views])
-    if not ranks.meetings[0].shape[1]:
-        return ()
-    changes: list[Change | None] = []
-    for view in views:
-        try:
-            changes.append(together(*(each.change for each in _changes(arguments, view, Tried()))))
-        except UsageError:  # a rule may find something on one rank only
-            changes.append(None)
-    return ranks.prospects(changes)
+    try:
+        view = View(open_from(arguments, path), user_code=user_code_from(arguments))
+    except TraceError as error:
+        return str(error)
+    summary = kept_as_rank(arguments, path, lambda: rank_summary(view)) or rank_summary(view)
+    if arguments.rank not in (None, view.trace.metadata.rank):
+        return summary, None
+    experiment = view.experiment
+    try:
+        change = together(*(each.change for each in _changes(arguments, view, Tried())))
+        done = experiment.run(change(experiment, experiment.graph)).replay
+    except UsageError:  # a rule may find something on one rank only
+        return summary, None
+    return summary, saved_between(experiment, view.met, experiment.measured, done)
 
 
 def _changes(arguments: argparse.Namespace, view: View, tried: Tried) -> list[NamedChange]:
@@ -246,6 +310,7 @@ examples:
   stepscope whatif trace.json --remove input                 if there were no waits for batches
   stepscope whatif trace.json --remove host-synchronisation --scale 'aten::mm=0.5'
   stepscope whatif trace.json --launch-overhead 2us --sync-every 10
+  stepscope whatif traces/ --remove input --rank 3           if one rank of a job had none: what all of them save
   stepscope whatif trace.json --curve lines                  which line is worth making faster
   stepscope whatif trace.json --critical-path --slack --json answer.json
 

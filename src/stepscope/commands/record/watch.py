@@ -44,7 +44,7 @@ _cost = number("is not a share above 0: write 0.5% or 0.005", SHARES, above=0, m
 
 
 def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
-    """Record until the job has ended, nobody has answered for too long, or `watch.ended` is set."""
+    """Record until the job has ended, could not be recorded for too long, or `watch.ended` is set."""
     left = watch.arguments.repeat
     while not watch.ended.is_set():
         begun_s = time.monotonic()
@@ -57,7 +57,7 @@ def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
         if left == 0:
             return
         if found.problem is not None and watch.is_lost:
-            watch.tell(f"{watch.job} has not answered for {watch.arguments.patience:.0f} s: the watch ends")
+            watch.tell(f"{watch.job} could not be recorded for {watch.arguments.patience:.0f} s: the watch ends")
             return
         watch.ended.wait(max(0.0, watch.pause_s - (time.monotonic() - begun_s)))
 
@@ -122,14 +122,15 @@ def _run(arguments: argparse.Namespace) -> int:
     outlets = Outlets(arguments, tell)
     try:
         watch = Watch(arguments, alerts, WatchLog(), tell)
-        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every:.0f} s")
+        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every / 60:g} min")
 
         def shown(found: Watched) -> None:
             outlets.take(watch, found)
+            line, *events = lines_of(watch, found)
             if screen is not None:
-                screen.show()
+                screen.show(events)
             elif arguments.json != "-":
-                output.print_text("".join(f"{line}\n" for line in lines_of(watch, found)))
+                output.print_text("".join(f"{each}\n" for each in (line, *events)))
 
         if screen is None:
             follow(watch, shown)

@@ -79,6 +79,7 @@ class Watch:
         self._log = log
         self._last: Count | None = None
         self._has_begun = False
+        self._traces: tuple[str, ...] = ()
         self._answered_s = time.monotonic()
         self.history = log.of(self.job, last=RECENT)
         for count in range(len(self.history)):  # alerts go on from where they were
@@ -90,28 +91,22 @@ class Watch:
 
         Raises UsageError if the very first time shows that the targets are a mistake.
         """
-        from stepscope.compare.watching import RECENT
         from stepscope.record.watch_log import Watched
 
-        begun_s = time.time()
+        begun_s, self._traces = time.time(), ()
         try:
             found = self._recorded(begun_s)
             self._answered_s = time.monotonic()
-        except StepscopeError as error:
+        except Exception as error:
             if isinstance(error, UsageError) and not self._has_begun:
                 raise
-            self._last = None
             if isinstance(error, AgentError) and self._has_ended():
                 return None
-            found = Watched(job=self.job, unix_s=begun_s, problem=str(error))
-        except Exception as error:  # noqa: BLE001 - the watch goes on
-            from stepscope.fault_report import write_report
-
+            problem = str(error) if isinstance(error, StepscopeError) else _bug(error)
+            found = Watched(job=self.job, unix_s=begun_s, problem=problem, traces=self._traces)
             self._last = None
-            write_report(error, command=["stepscope", "watch"], doing="a recording of a watched job")
-            found = Watched(job=self.job, unix_s=begun_s, problem=f"a bug in stepscope ({type(error).__name__})")
         self._has_begun = True
-        self.history = [*self.history, found][-RECENT:]
+        self.history = [*self.history, found]
         self.history[-1] = found = self._with_events(found)
         self._keep(found)
         return found
@@ -138,10 +133,14 @@ class Watch:
         )
         started = start_together(clients, order)
         ended = in_all(started, lambda client, state: client.wait(state.id, float("inf")))
+        problems = [f"{client.name}: {state.problem}" for client, state in ended if state.problem]
         done = [(client, state) for client, state in ended if state.files]
         if not done:
-            raise AgentError("; ".join(f"{client.name}: {state.problem}" for client, state in ended))
-        traces = self._traces(done)
+            raise AgentError("; ".join(problems))
+        for problem in problems:
+            self.tell(problem)
+        traces = self._fetched(done)
+        self._traces = tuple(str(trace.absolute()) for trace in traces)
         values = summary_of(traces, self.arguments)
         after = _counted(clients)
         pace_s = None if self._last is None else before.step_s_since(self._last)
@@ -157,7 +156,7 @@ class Watch:
             device_bytes=after.largest("device_bytes"),
             cost_s=paid_s if after.processes == before.processes else None,
             interval_s=self.every_s,
-            traces=tuple(str(trace.absolute()) for trace in traces),
+            traces=self._traces,
             **values,
         )
 
@@ -167,13 +166,13 @@ class Watch:
         if self._last is not None and now.processes != self._last.processes:
             self.tell(f"{self.job} was restarted: step {now.step} has begun")
             self._last = None
-        if self._last is None:
+        if self._last is None or now.step_s_since(self._last) is None:  # no step between two recordings
             self._last = now
             self.ended.wait(min(self.every_s, _LEARN_S))
             now = _counted(clients)
         return now
 
-    def _traces(self, done: Started) -> list[Path]:
+    def _fetched(self, done: Started) -> list[Path]:
         from stepscope.files import private_folder
         from stepscope.record.run_folder import data_folder
 
@@ -193,8 +192,10 @@ class Watch:
         """Write the recording, and remove the traces of all but the latest and those with an alert."""
         import msgspec
 
+        from stepscope.compare.watching import RECENT
+
         changed = [found]
-        kept: list[Watched] = [each for each in self.history if each.traces]
+        kept: list[Watched] = [each for each in self.history[-RECENT:] if each.traces]
         with_alert = [each for each in kept if any(event.state == "firing" for event in each.events)]
         stay = {each.unix_s for each in (*kept[-self.arguments.keep :], *with_alert[-self.arguments.keep :])}
         for place, each in enumerate(self.history):
@@ -203,6 +204,7 @@ class Watch:
                     _remove(trace)
                 self.history[place] = msgspec.structs.replace(each, traces=())
                 changed.append(self.history[place])
+        self.history = self.history[-RECENT:]
         try:
             self._log.put(*changed)
         except UsageError as error:  # a full disk, for example
@@ -233,6 +235,13 @@ class Watch:
 def _job_name(targets: Sequence[str]) -> str:
     runs = [run_of(target) for target in targets]
     return ",".join(run.name if run is not None else target for run, target in zip(runs, targets, strict=True))
+
+
+def _bug(error: Exception) -> str:
+    from stepscope.fault_report import write_report
+
+    kept = write_report(error, command=["stepscope", "watch"], doing="a recording of a watched job")
+    return f"a bug in stepscope ({type(error).__name__})" + (f": please send {kept}" if kept else "")
 
 
 def _counted(clients: Sequence[AgentClient]) -> Count:

@@ -103,8 +103,7 @@ def on_cluster(
     except (OSError, ValueError, TimeoutError) as error:
         raise UsageError(f"no Dask scheduler answers at {address}: {error}") from error
     with client:
-        shared = client.scatter(given, hash=False)
-        asked = client.map(work, files, given=shared, pure=False)  # anew where a worker is lost, by Dask's own settings
+        asked = client.map(work, files, given=given, pure=False)  # anew where a worker is lost, by Dask's own settings
         file_of = dict(zip((future.key for future in asked), files, strict=True))
         waiting = distributed.as_completed(asked)
         try:
@@ -117,8 +116,9 @@ def on_cluster(
 
 
 def _reason(error: BaseException) -> str:
-    lost = "the worker that read it ended, perhaps for lack of memory" if type(error).__name__ == "KilledWorker" else ""
-    return lost or f"the cluster cannot read it: {type(error).__name__}: {error}"
+    if type(error).__name__ == "KilledWorker":  # also what only waited there, if that happens to it a few times
+        return "each worker that was given it ended, perhaps for lack of memory; call again for this one"
+    return f"the cluster cannot read it: {type(error).__name__}: {error}"
 
 
 def _started(

@@ -136,6 +136,8 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
 
 
 def _lines(place: Path) -> list[str]:
+    from stepscope.trace.source_text import split_lines
+
     try:
         data = _content(place, LARGEST_SHOWN_BYTES)
     except OSError as error:
@@ -146,7 +148,7 @@ def _lines(place: Path) -> list[str]:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError:
         encoding = "utf-8"
-    return data.decode(encoding, "replace").splitlines()
+    return split_lines(data.decode(encoding, "replace"))
 
 
 def _is_link_to(file: str, real: str) -> bool:
@@ -183,6 +185,7 @@ def garbage_rarely_collected() -> Iterator[None]:
 def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     """Open a trace or a run's trace as the options say, with progress on a terminal if it takes long."""
     from stepscope.readers import open_trace
+    from stepscope.readers.source import name_of
     from stepscope.trace import Window
     from stepscope.trace.cache import TraceCache
     from stepscope.trace.window import StepRange
@@ -190,7 +193,7 @@ def open_from(arguments: argparse.Namespace, path: str | Path) -> Trace:
     path = _one_trace(path)
     steps = StepRange.parse(arguments.steps) if arguments.steps is not None else None
     window = Window.parse(arguments.window) if arguments.window is not None else None
-    with Progress(f"reading {path}", arguments=arguments) as progress:
+    with Progress(f"reading {name_of(path)}", arguments=arguments) as progress:
         opened = partial(open_trace, path, cache=None if arguments.no_cache else TraceCache(), progress=progress)
         try:
             trace = opened(window=window, steps=steps)
@@ -319,11 +322,12 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
 def readable(arguments: argparse.Namespace, file: Path, unreadable: list[Unreadable]) -> Trace | None:
     """The trace in a file of several; None, and one more in `unreadable`, if it cannot be read."""
     from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.readers.source import name_of
 
     try:
         return open_from(arguments, file)
     except TraceError as error:
-        unreadable.append(Unreadable(encodable(str(file)), encodable(str(error))))
+        unreadable.append(Unreadable(encodable(name_of(file)), encodable(str(error))))
         return None
 
 
