@@ -68,11 +68,16 @@ class JobSteps:
         return not self.missing and self.error_share <= MOST_OFF
 
 
-def job_of(summaries: Sequence[RankSummary]) -> Job | None:
-    """The job of these ranks; None where no collective joins them."""
+def job_of(summaries: Sequence[RankSummary], matched: pl.DataFrame | None = None) -> Job | None:
+    """The job of these ranks; None where no collective joins them.
+
+    Args:
+        matched: of `matched_collectives` of the ranks, if it is known.
+    """
     if len(summaries) < 2:
         return None
-    matched = matched_collectives([summary.record.collectives for summary in summaries])
+    if matched is None:
+        matched = matched_collectives([summary.record.collectives for summary in summaries])
     if matched.is_empty():
         return None
     job = Job([summary.times for summary in summaries], matched)

@@ -254,15 +254,14 @@ class Job:
         """Of each rank's clock a moment, what to add there to be on the first one's, and how this changes with time."""
         begin, drift = np.zeros(len(self.ranks), np.int64), np.zeros(len(self.ranks))
         add = np.array([rank.kept.clock_ns for rank in self.ranks], np.int64)
-        start = self._local("start_ns")
-        for place in range(len(self.ranks)):
-            mine = np.flatnonzero(self.rank[self._row] == place)
-            if len(mine):
-                first, last = self._row[mine].argmin(), self._row[mine].argmax()
-                times, shifts = start[self._row[mine]], shift[mine]
-                begin[place], length = times[first], int(times[last] - times[first])
-                add[place] -= shifts[first]
-                drift[place] = (shifts[first] - shifts[last]) / length if length else 0.0
+        order = np.argsort(self._row)
+        rows, shift, start = self._row[order], shift[order], self._local("start_ns")
+        bounds = np.searchsorted(rows, self.first)
+        known = bounds[1:] > bounds[:-1]
+        first, last = bounds[:-1][known], bounds[1:][known] - 1
+        begin[known], length = start[rows[first]], start[rows[last]] - start[rows[first]]
+        add[known] -= shift[first]
+        drift[known] = (shift[first] - shift[last]) / np.maximum(length, 1)
         return begin, add, drift
 
     def _aligned(self, rank: Rows, times: Times) -> Times:
