@@ -75,6 +75,26 @@ def test_a_file_with_its_costs(run: Stepscope, recorded: Path, tmp_path: Path) -
     assert "the file was not found" in lost.splitlines()[0]
 
 
+def test_lines_are_found_again_in_a_file_that_has_changed(run: Stepscope, recorded: Path, tmp_path: Path) -> None:
+    source = (EXAMPLES / "gpt2_training.py").read_text()
+    edited = source.replace("optimizer.step()", "optimizer.step()  # slow").replace("loss.backward()\n", "pass\n")
+    (tmp_path / "gpt2_training.py").write_text("# one more line\n" + edited)
+    report = of(run, "lines", str(recorded))
+
+    whole = ["--all", "--source-root", str(tmp_path)]
+    text = run("lines", str(recorded), "gpt2_training.py", *whole).out.splitlines()
+    lost = run("lines", str(recorded), "gpt2_training.py", "--source-root", str(tmp_path.parent / "none")).err
+    (tmp_path / "empty").mkdir()
+    kept = run("lines", str(recorded), "gpt2_training.py", "--source-root", str(tmp_path / "empty")).out.splitlines()
+
+    optimizer = max(report["lines"], key=lambda line: int(line["optimizer_ns"]))
+    step = next(line for line in text if line.endswith("optimizer.step()  # slow"))
+    assert f"{optimizer['line'] + 1}~" in step.split()
+    assert "changed since" in text[0]
+    assert "is not a folder" in lost
+    assert any(line.endswith(" optimizer.step()") for line in kept)
+
+
 def test_tables_on_the_terminal(run: Stepscope) -> None:
     lines, modules = run("lines", PER_TOKEN, "--top", "2").out, run("modules", PER_TOKEN, "--depth", "1").out
 

@@ -10,8 +10,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from stepscope.diagnosis.ranks import diagnose_ranks
 from stepscope.errors import NotATraceError
-from stepscope.readers import open_trace
+from stepscope.readers import open_trace, trace_files
 from stepscope.trace import Trace
 
 pytestmark = pytest.mark.traces
@@ -107,3 +108,14 @@ def test_what_only_looks_like_a_trace_is_refused(traces_folder: Path, name: str)
 
 def test_each_of_these_is_known(traces_folder: Path) -> None:
     assert {path.name for path in (traces_folder / "not_a_trace").iterdir()} == set(NOT_TRACES)
+
+
+def test_ranks_without_a_device_and_a_few_of_many_are_compared(traces_folder: Path) -> None:
+    def found(name: str) -> list[str]:
+        return [
+            each.rule
+            for each in diagnose_ranks([open_trace(file) for file in trace_files(traces_folder / "kineto" / name)])
+        ]
+
+    assert found("cpu_ddp_gloo") == ["late-rank"]
+    assert found("ranks128_sampled") == []  # one that is not here may be the late one

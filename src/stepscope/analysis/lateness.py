@@ -135,7 +135,7 @@ def _parts(ranks: Sequence[RankCollectives]) -> tuple[pl.DataFrame, Times]:
 def beyond(name: str, *keys: str) -> pl.Expr:
     """How much larger a value is than that of the others in a place."""
     value, count = pl.col(name), pl.len().over(keys)
-    others = (value.sum().over(keys) - value) / (count - 1)
+    others = (value.sum().over(keys) - value) / (count - 1).clip(1)
     usual = pl.when(count <= _FEW).then(others).otherwise(value.median().over(keys))
     return pl.when(count > 1).then((value - usual).cast(pl.Int64)).otherwise(0)
 

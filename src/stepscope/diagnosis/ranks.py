@@ -69,6 +69,8 @@ def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np
         return []
     # one table of all ranks: a thousand small ones take ten times as long
     known = pl.concat((before for before in befores if before is not None), how="diagonal").fill_null(0)
+    if "works" not in known.columns:  # without a device
+        known = known.with_columns(works=0)
     alike = late.parts.select("rank", "place", "row", "more_ns", "held_ns").with_row_index("part")
     alike = alike.with_columns(known.drop("begin_ns").cast(pl.Int64))
     alike = alike.filter(pl.col("place").is_in(alike["place"].gather(parts).unique().implode()))

@@ -1,6 +1,6 @@
 """Logs of each rank's collectives: dumps of PyTorch's flight recorder, and files of NCCL's Inspector.
 
-Flight recorder (TORCH_FR_BUFFER_SIZE, before torch 2.10 TORCH_NCCL_TRACE_BUFFER_SIZE): a file for each rank, a pickle
+Flight recorder (TORCH_FR_BUFFER_SIZE, formerly TORCH_NCCL_TRACE_BUFFER_SIZE): a file for each rank, a pickle
 (nccl_trace_rank_3) or JSON, with the last calls, their sizes, states and call stacks, and the members of groups.
 
 Inspector (NCCL_INSPECTOR_ENABLE=1, from NCCL 2.28; RCCL has it too): a line of JSON for each collective of a

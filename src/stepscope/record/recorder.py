@@ -27,11 +27,13 @@ from stepscope.record.counters import WarmUp
 from stepscope.record.equal_values import LookFacts, value_look
 from stepscope.record.facts import FactsRecording, add_to_trace
 from stepscope.record.lines import LineTracker
+from stepscope.record.run_process import RUN_OPTIONS, RunOptions
 from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import metric_facts, of_sources, operations_of_source, source_facts, with_readers
 from stepscope.record.step_objects import evaluation_watch
 from stepscope.record.work_facts import work_facts
 from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
+from stepscope.trace.source_text import packed_sources
 
 _COPY_BYTES: Final = 1 << 20
 _ERRORS_ONLY: Final = 2  # of the levels of messages in torch's C++ code
@@ -231,6 +233,7 @@ class Recorder(ProfilerRecording):
                 lines, self._lines = self._lines, None
                 self._line_records = lines.records()
                 self._facts = _with_source(self._facts, self._line_records)
+                guard.attempted(lambda: _keep_sources(self._line_records))
             try:
                 private_folder(path.parent, tighten=False)
                 write_lines(self._line_records, path)
@@ -376,6 +379,12 @@ def _with_source(facts: ProgramFacts | None, lines: LineRecords | None) -> Progr
         lists=guard.attempted(lambda: with_readers(look.lists())) or (),
         made=look.made.facts(),
     )
+
+
+def _keep_sources(lines: LineRecords | None) -> None:
+    """Keep the text of the files that the lines name, with which they are found again after the files have changed."""
+    if lines is not None and not RunOptions.parse(os.environ.get(RUN_OPTIONS, "")).redact:
+        lines.sources = packed_sources((place.file for place in lines.locations), lines.start_unix_ns)
 
 
 def profiler_is_active() -> bool:

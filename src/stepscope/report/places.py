@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -139,7 +139,13 @@ _COLUMNS: Final = (*_ALWAYS, "idle_ns", "calls", "allocated_bytes")
 
 
 def source_view(
-    costs: PlaceCosts, table: pl.DataFrame, source: Sequence[str] | None, *, every: bool, width: int
+    costs: PlaceCosts,
+    table: pl.DataFrame,
+    source: Sequence[str] | None,
+    *,
+    every: bool,
+    width: int,
+    changed: Container[int] = (),
 ) -> list[str]:
     """A heading, then the file's lines with their cost per step.
 
@@ -147,6 +153,7 @@ def source_view(
         table: rows of `line_table` for this file.
         source: the file's lines; None if the file was not found, and then only the costs are shown.
         every: show the whole file, not only the neighbourhood of lines that cost anything.
+        changed: lines whose text was another when the trace was recorded.
     """
     means = per_step(table, costs).rename({"bytes_allocated": "allocated_bytes"})
     columns = [name for name in _COLUMNS if name in _ALWAYS or means[name].fill_null(0).sum() > 0]
@@ -163,11 +170,13 @@ def source_view(
             lines.append(_line(["" for _ in widths], widths, "…".rjust(number_width), ""))
         before = line
         row = rows.get(line)
-        mark = "*" if row is not None and not row["exact_line"] else " "
+        mark = " " if row is None else "*" if not row["exact_line"] else "~" if line in changed else " "
         text = source[line - 1] if source is not None and line <= len(source) else _function(row)
         lines.append(_line(values, widths, f"{line}{mark}".rjust(number_width), text)[: max(width, 60)].rstrip())
     if (~table["exact_line"]).any():
         lines += ["", "* a whole function: the trace does not show which of its lines. stepscope run records lines."]
+    if any(line in changed for line in rows):
+        lines += ["", "~ the line was rewritten since: its cost is that of the recorded text."]
     return lines
 
 

@@ -630,6 +630,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
         evaluating: indices in `modules` of calls in evaluation mode.
         module_functions: for each of `modules`, its `forward` as "file:line function"; "" if it is torch's or no
             library's.
+        sources: text of the files that `locations` names, see `stepscope.trace.source_text`.
     """
 
     version: int = VERSION
@@ -642,6 +643,7 @@ class LineRecords(msgspec.Struct, kw_only=True):
     modules: list[str] = []
     evaluating: list[int] = []
     module_functions: list[str] = []
+    sources: dict[str, bytes] = {}
 
 
 def lines_path(trace: str | Path) -> Path:

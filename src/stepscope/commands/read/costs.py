@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from stepscope.report.document import Document
     from stepscope.trace import Trace
     from stepscope.trace.naming import UserCode
+    from stepscope.trace.source_text import MovedLines
 
 _TEXT_ROWS: Final = 20
 
@@ -162,19 +163,44 @@ def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, argumen
     from stepscope.commands.shared.reading import source_lines
     from stepscope.report.format import printable
     from stepscope.report.places import source_view
+    from stepscope.trace.source_text import MovedLines, kept_source, moved_lines, split_lines
 
     place, lines = source_lines(recorded, arguments.file, arguments.source_root) or (None, None)
+    metadata = costs.attribution.trace.metadata
+    kept = kept_source(metadata.path, recorded)
+    before = None if kept is None else split_lines(kept)
     shown = place
     if place is None or arguments.redact:
         shown = redacted(arguments, _with_short_files(table))["file"][0]
-    view = source_view(costs, table, lines, every=arguments.all, width=output.width())
-    output.print_text(
-        "\n".join([printable(shown) + note(costs.attribution.trace.metadata.origin_unix_ns, place), *view]) + "\n"
-    )
+    moved = MovedLines({})
+    caveat = note(metadata.origin_unix_ns, place)
+    if lines is None and before is not None:
+        lines, caveat = before, " (as it was recorded: the file was not found here)"
+    elif lines is not None and before is not None:
+        moved = moved_lines(before, lines)
+        table, caveat = _moved(table, moved)
+    view = source_view(costs, table, lines, every=arguments.all, width=output.width(), changed=moved.changed)
+    output.print_text("\n".join([printable(shown) + caveat, *view]) + "\n")
+
+
+def _moved(table: pl.DataFrame, moved: MovedLines) -> tuple[pl.DataFrame, str]:
+    """The rows of lines that are still in the file, by their numbers now; and what to say above."""
+    import polars as pl
+
+    from stepscope.report.format import count, share
+
+    now = table.with_columns(line=pl.col("line").replace_strict(moved.now, default=None, return_dtype=pl.Int32))
+    gone = now.filter(pl.col("line").is_null())
+    now = now.drop_nulls("line")
+    if gone.height:
+        lines = "1 line" if gone.height == 1 else f"{count(gone.height)} lines"
+        return now, f" (changed since the trace was recorded: {lines} with {share(gone['share'].sum())} are gone)"
+    is_same = not moved.changed and now["line"].equals(table["line"])
+    return now, "" if is_same else " (changed since the trace was recorded: lines are where they are now)"
 
 
 def note(recorded_unix_ns: int | None, place: str | None) -> str:
-    """Caveats about the file, printed above it."""
+    """Caveats about a file whose recorded text is unknown, printed above it."""
     if place is None:
         return " (the file was not found: --source-root DIR says where it is)"
     if recorded_unix_ns is not None and os.stat(place).st_mtime_ns > recorded_unix_ns:

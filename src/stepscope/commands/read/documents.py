@@ -195,13 +195,19 @@ def _source(opened: OpenTrace, options: Options) -> Any:
     """A file of the user's code that the lines name, as `stepscope lines TRACE FILE` shows it."""
     from stepscope.analysis.places import line_table
     from stepscope.commands.shared.reading import SOURCE_ENDINGS, source_lines
+    from stepscope.trace.source_text import kept_source, split_lines
 
     file = options.get("file", "")
     if file not in line_table(opened.trace, costs=opened.costs)["file"].drop_nulls():
         raise NoDocument("the trace's lines are not of this file")
     if not file.endswith(SOURCE_ENDINGS):  # a trace can name any file of this machine
         raise NoDocument("only source files of Python are shown")
-    found = source_lines(file, file, None)
+    found, kept = source_lines(file, file, None), kept_source(opened.trace.metadata.path, file)
+    if kept is not None:
+        lines = split_lines(kept)
+        is_same = found is not None and found[1] == lines
+        caveat = "" if is_same else "as it was recorded: the file has changed since, or is not here"
+        return {"file": file, "text": "\n".join(lines), "note": caveat}
     if found is None:
         missing = f"{file} was not found here: start stepscope view where the file is"
         return {"file": file, "text": None, "note": missing}

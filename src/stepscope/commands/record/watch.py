@@ -44,7 +44,7 @@ _cost = number("is not a share above 0: write 0.5% or 0.005", SHARES, above=0, m
 
 
 def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
-    """Record until the job has ended, nobody has answered for too long, or `watch.ended` is set."""
+    """Record until the job has ended, could not be recorded for too long, or `watch.ended` is set."""
     left = watch.arguments.repeat
     while not watch.ended.is_set():
         begun_s = time.monotonic()
@@ -122,7 +122,7 @@ def _run(arguments: argparse.Namespace) -> int:
     outlets = Outlets(arguments, tell)
     try:
         watch = Watch(arguments, alerts, WatchLog(), tell)
-        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every:.0f} s")
+        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every / 60:g} min")
 
         def shown(found: Watched) -> None:
             outlets.take(watch, found)

@@ -166,7 +166,7 @@ class Watch:
         if self._last is not None and now.processes != self._last.processes:
             self.tell(f"{self.job} was restarted: step {now.step} has begun")
             self._last = None
-        if self._last is None:
+        if self._last is None or now.step_s_since(self._last) is None:  # no step between two recordings
             self._last = now
             self.ended.wait(min(self.every_s, _LEARN_S))
             now = _counted(clients)

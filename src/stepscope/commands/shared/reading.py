@@ -136,6 +136,8 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
 
 
 def _lines(place: Path) -> list[str]:
+    from stepscope.trace.source_text import split_lines
+
     try:
         data = _content(place, LARGEST_SHOWN_BYTES)
     except OSError as error:
@@ -146,7 +148,7 @@ def _lines(place: Path) -> list[str]:
         encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
     except SyntaxError:
         encoding = "utf-8"
-    return data.decode(encoding, "replace").splitlines()
+    return split_lines(data.decode(encoding, "replace"))
 
 
 def _is_link_to(file: str, real: str) -> bool:

@@ -1,0 +1,137 @@
+"""The source text that is kept with a recording's lines, and where those lines are in a later text.
+
+The user's process packs it, so that this module has few imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import stat
+import tokenize
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from stepscope.errors import UnreadableTraceError
+from stepscope.trace.program_facts import lines_path, read_lines
+
+LARGEST_BYTES: Final = 1 << 20
+"""The largest file that is kept."""
+MOST_BYTES: Final = 8 << 20
+"""Of all files of one recording."""
+_FAST: Final = 1  # of zlib's levels
+_LINE_END: Final = re.compile(r"\r\n|\r|\n")
+_MOST_PAIRED: Final = 400
+"""Rewritten lines that are looked for; comparing the letters of more would take too long."""
+_NEAR: Final = 8
+"""Rewritten lines are looked for among so many, from the first that can be meant."""
+_ALIKE: Final = 0.6
+"""Least similarity of a line and its rewritten one, 0 to 1, as difflib has it."""
+_LONGEST_COMPARED: Final = 200
+
+
+def split_lines(text: str) -> list[str]:
+    """The lines as Python and editors count them: unlike `str.splitlines`, a form feed ends none."""
+    lines = _LINE_END.split(text)
+    return lines if lines[-1] else lines[:-1]
+
+
+def packed_sources(files: Iterable[str], before_unix_ns: int) -> dict[str, bytes]:
+    """The packed text of each file that can be read and has not changed since a time, the first ones if too many."""
+    found: dict[str, bytes] = {}
+    room = MOST_BYTES
+    for file in dict.fromkeys(files):
+        with contextlib.suppress(OSError, ValueError, SyntaxError, LookupError):
+            state = os.stat(file)
+            if not stat.S_ISREG(state.st_mode) or state.st_size > min(room, LARGEST_BYTES):
+                continue
+            if state.st_mtime_ns > before_unix_ns:  # the program may run another text
+                continue
+            data = Path(file).read_bytes()[:LARGEST_BYTES]
+            encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+            found[file] = zlib.compress(data.decode(encoding).encode(), _FAST)
+            room -= len(data)
+    return found
+
+
+def unpacked(data: bytes) -> str | None:
+    """The text; None if it is damaged, or larger than any that is kept."""
+    unpacker = zlib.decompressobj()
+    with contextlib.suppress(zlib.error, ValueError):
+        text = unpacker.decompress(data, 4 * LARGEST_BYTES)  # a letter of one byte may have had up to three in UTF-8
+        return text.decode() if unpacker.eof else None
+    return None
+
+
+def kept_source(trace: str | Path, file: str) -> str | None:
+    """The text of a source file as the trace's recording kept it; None if it did not."""
+    place = lines_path(trace)
+    with contextlib.suppress(UnreadableTraceError):
+        data = read_lines(place).sources.get(file) if place.is_file() else None
+        return None if data is None else unpacked(data)
+    return None
+
+
+@dataclass(frozen=True)
+class MovedLines:
+    """Where the lines of a text are in a later one.
+
+    Attributes:
+        now: the number, from 1, that a line of the earlier text has in the later one; a line that is gone has none.
+        changed: numbers in the later text of lines that are there, but rewritten.
+    """
+
+    now: Mapping[int, int]
+    changed: frozenset[int] = frozenset()
+
+
+def moved_lines(before: Sequence[str], after: Sequence[str]) -> MovedLines:
+    """Find each line of a text in a later one; the order of lines stays the same."""
+    same = _common(before, after)
+    same_end = _common(before[same:][::-1], after[same:][::-1])
+    now = {line: line for line in range(1, same + 1)}
+    changed = []
+    old, new = before[same : len(before) - same_end], after[same : len(after) - same_end]
+    paired = 0
+    for kind, first, end, new_first, new_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
+        if kind == "equal":
+            pairs = list(zip(range(first, end), range(new_first, new_end), strict=True))
+        elif kind == "replace" and paired + end - first <= _MOST_PAIRED:
+            paired += end - first
+            pairs = [(first + i, new_first + j) for i, j in _rewritten(old[first:end], new[new_first:new_end])]
+            changed += [same + 1 + number for _, number in pairs]
+        else:
+            continue
+        now.update((same + 1 + number, same + 1 + other) for number, other in pairs)
+    shift = len(after) - len(before)
+    now.update((line, line + shift) for line in range(len(before) - same_end + 1, len(before) + 1))
+    return MovedLines(now, frozenset(changed))
+
+
+def _common(before: Sequence[str], after: Sequence[str]) -> int:
+    """How many lines both begin with."""
+    pairs = zip(before, after, strict=False)
+    return next((number for number, (one, other) in enumerate(pairs) if one != other), min(len(before), len(after)))
+
+
+def _rewritten(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Pairs of a line and the most similar of the next ones that are left."""
+    begin = 0
+    for number, line in enumerate(old):
+        if not line.strip():
+            continue
+        matcher = difflib.SequenceMatcher(None, "", line.strip()[:_LONGEST_COMPARED], autojunk=False)
+        best, best_ratio = None, _ALIKE
+        for other in range(begin, min(begin + _NEAR, len(new))):
+            matcher.set_seq1(new[other].strip()[:_LONGEST_COMPARED])
+            if matcher.quick_ratio() >= best_ratio and (ratio := matcher.ratio()) >= best_ratio:
+                best, best_ratio = other, ratio + 1e-9
+        if best is not None:
+            yield number, best
+            begin = best + 1
