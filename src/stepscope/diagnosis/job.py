@@ -40,7 +40,7 @@ class JobSteps:
 
     Attributes:
         step_ns: mean step of the rank whose steps take longest.
-        last: that rank.
+        last: that rank; of several, the one that they wait for most.
         ranks: how many ranks were replayed.
         missing: how many more the job has.
         error_share: how far the replay without a change is from the step.
@@ -68,11 +68,16 @@ class JobSteps:
         return not self.missing and self.error_share <= MOST_OFF
 
 
-def job_of(summaries: Sequence[RankSummary]) -> Job | None:
-    """The job of these ranks; None where no collective joins them."""
+def job_of(summaries: Sequence[RankSummary], matched: pl.DataFrame | None = None) -> Job | None:
+    """The job of these ranks; None where no collective joins them.
+
+    Args:
+        matched: of `matched_collectives` of the ranks, if it is known.
+    """
     if len(summaries) < 2:
         return None
-    matched = matched_collectives([summary.record.collectives for summary in summaries])
+    if matched is None:
+        matched = matched_collectives([summary.record.collectives for summary in summaries])
     if matched.is_empty():
         return None
     job = Job([summary.times for summary in summaries], matched)
@@ -82,13 +87,13 @@ def job_of(summaries: Sequence[RankSummary]) -> Job | None:
 def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
     """What the steps of the job wait for."""
     names = [summary.record.name for summary in summaries]
-    path, steps = job.critical_path(), job.step_ns(job.measured)
+    path = job.critical_path()
     named = path.with_columns(pl.Series("rank", names).gather(path["rank"]).alias("rank"))
     whole, met = max(int(path["ns"].sum()), 1), job.meeting >= 0
     parts = named.group_by("rank", "cause").agg(total=pl.col("ns").sum())
     return JobSteps(
         step_ns=job.recorded_ns,
-        last=names[int(steps.argmax())],
+        last=names[job.last(job.measured)],
         ranks=len(summaries),
         missing=max(max(summary.record.ranks for summary in summaries) - len(summaries), 0),
         error_share=job.error_share,

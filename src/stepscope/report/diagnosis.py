@@ -335,7 +335,7 @@ def job_sentences(job: JobSteps) -> Iterator[str]:
     off = job.error_share
     gives = "the recorded times" if off < _ALIKE else f"a step that is off by {share(off)}"
     yield (
-        f"A step takes {duration(job.step_ns)} on {job.last}, which takes longest. The replay of {count(job.ranks)} "
+        f"A step takes {duration(job.step_ns)}, that of the last rank ({job.last}). The replay of {count(job.ranks)} "
         f"ranks without a change gives {gives}."
     )
     holders = job.holders.group_by("rank").agg(steps=pl.len()).sort("steps", "rank", descending=[True, False])

@@ -118,7 +118,8 @@ class JobProspect:
     Attributes:
         measured_step_ns: as recorded.
         step_ns: with the changes.
-        last, last_then: the rank that takes longest, as recorded and with the changes.
+        last, last_then: the rank that takes longest, of several the one that they wait for most, as recorded and with
+            the changes.
         ranks: each rank's step.
         changed: how many ranks the changes fit.
         error_share: how far the replay without a change is from the recorded step.
@@ -137,6 +138,8 @@ class JobProspect:
         return 1 - self.step_ns / self.measured_step_ns if self.measured_step_ns else 0.0
 
 
+_ALIKE: Final = 0.001
+"""Share of a step by which ranks that take longest differ at most."""
 _MOST_ALONE: Final = 16
 """Ranks of which each is also changed alone; of more, only those that the others wait for."""
 
@@ -208,7 +211,8 @@ class Job:
 
     def prospect(self, saved: Mapping[int, Saved]) -> JobProspect:
         """The job's step, and each rank's, with these savings of all ranks and of one alone."""
-        measured, then = (self.step_ns(done) for done in (self.measured, self.replay(saved)))
+        done = self.replay(saved)
+        measured, then = self.step_ns(self.measured), self.step_ns(done)
         alone = measured.copy()
         path = set(self.critical_path()["rank"].to_list())
         for place, each in saved.items():
@@ -219,8 +223,8 @@ class Job:
         return JobProspect(
             measured_step_ns=float(measured.max()),
             step_ns=float(then.max()),
-            last=names[int(measured.argmax())],
-            last_then=names[int(then.argmax())],
+            last=names[self.last(self.measured)],
+            last_then=names[self.last(done)],
             ranks=tuple(RankProspect(*each) for each in figures),
             changed=len(saved),
             error_share=self.error_share,
@@ -254,15 +258,14 @@ class Job:
         """Of each rank's clock a moment, what to add there to be on the first one's, and how this changes with time."""
         begin, drift = np.zeros(len(self.ranks), np.int64), np.zeros(len(self.ranks))
         add = np.array([rank.kept.clock_ns for rank in self.ranks], np.int64)
-        start = self._local("start_ns")
-        for place in range(len(self.ranks)):
-            mine = np.flatnonzero(self.rank[self._row] == place)
-            if len(mine):
-                first, last = self._row[mine].argmin(), self._row[mine].argmax()
-                times, shifts = start[self._row[mine]], shift[mine]
-                begin[place], length = times[first], int(times[last] - times[first])
-                add[place] -= shifts[first]
-                drift[place] = (shifts[first] - shifts[last]) / length if length else 0.0
+        order = np.argsort(self._row)
+        rows, shift, start = self._row[order], shift[order], self._local("start_ns")
+        bounds = np.searchsorted(rows, self.first)
+        known = bounds[1:] > bounds[:-1]
+        first, last = bounds[:-1][known], bounds[1:][known] - 1
+        begin[known], length = start[rows[first]], start[rows[last]] - start[rows[first]]
+        add[known] -= shift[first]
+        drift[known] = (shift[first] - shift[last]) / np.maximum(length, 1)
         return begin, add, drift
 
     def _aligned(self, rank: Rows, times: Times) -> Times:
@@ -419,13 +422,23 @@ class Job:
             scale[met] = least[self.meeting[met]]
         return scale
 
-    def critical_path(self) -> pl.DataFrame:
-        """What the job's recorded steps wait for: it goes to another rank in a collective that this one reached last.
+    def last(self, done: JobTimes) -> int:
+        """The place of the rank whose steps take longest; of several, the one that they wait for most."""
+        steps = self.step_ns(done)
+        longest = np.flatnonzero(steps >= (1 - _ALIKE) * steps.max())
+        if len(longest) == 1:
+            return int(longest[0])
+        path = self.critical_path(done)
+        waited = np.bincount(path["rank"].to_numpy(), path["ns"].to_numpy(), minlength=len(steps))
+        return int(longest[waited[longest].argmax()])
+
+    def critical_path(self, done: JobTimes | None = None) -> pl.DataFrame:
+        """What the job's steps wait for, as recorded by default: it goes to the rank that comes last in a collective.
 
         Returns:
             Columns as in PATH_SCHEMA, in order of time; their sum is the time of the rank whose steps took longest.
         """
-        done, pieces = self.measured, []
+        done, pieces = done or self.measured, []
         place = int(np.argmax(self.step_ns(done) * np.array([rank.steps for rank in self.ranks])))
         upto, row, before = int(done.rank_end[place]), -1, 2 * int(self.first[place + 1])
         waited = [self._waited(done, each) for each in range(len(self.ranks))]

@@ -25,7 +25,7 @@ from stepscope.commands.shared.options import (
     number,
     whole,
 )
-from stepscope.errors import UsageError
+from stepscope.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.commands.record.watch_delivery import Deliveries, Metrics
@@ -44,8 +44,11 @@ _cost = number("is not a share above 0: write 0.5% or 0.005", SHARES, above=0, m
 
 
 def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
-    """Record until the job has ended, could not be recorded for too long, or `watch.ended` is set."""
-    left = watch.arguments.repeat
+    """Record until the job has ended, could not be recorded for too long, or `watch.ended` is set.
+
+    Raises AgentError if no recording succeeded.
+    """
+    left, has_any = watch.arguments.repeat, False
     while not watch.ended.is_set():
         begun_s = time.monotonic()
         found = watch.record()
@@ -53,13 +56,16 @@ def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
             watch.tell(f"{watch.job} has ended, and so does the watch")
             return
         show(found)
+        has_any = has_any or found.problem is None
         left = None if left is None else left - 1
-        if left == 0:
-            return
         if found.problem is not None and watch.is_lost:
             watch.tell(f"{watch.job} could not be recorded for {watch.arguments.patience:.0f} s: the watch ends")
-            return
+            left = 0
+        if left == 0:
+            break
         watch.ended.wait(max(0.0, watch.pause_s - (time.monotonic() - begun_s)))
+    if not has_any and not watch.ended.is_set():
+        raise AgentError("nothing was recorded")
 
 
 class Outlets:

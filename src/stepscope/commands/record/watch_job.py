@@ -248,9 +248,10 @@ def _counted(clients: Sequence[AgentClient]) -> Count:
     """Ask all processes at once how far they are. Raises AgentError if one does not answer."""
     from stepscope.record.agent.client import for_each
 
+    asked_s = time.monotonic()
     found = for_each(clients, lambda client: client.status())
     return Count(
-        time.monotonic(),
+        (asked_s + time.monotonic()) / 2,
         max(int(status["step"]) for status in found),
         tuple((status.get("host"), status.get("pid")) for status in found),
         tuple(each for status in found if isinstance(each := status.get("memory"), dict)),
