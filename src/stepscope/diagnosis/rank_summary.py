@@ -40,7 +40,7 @@ BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
 _MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
-_MOST_OF_ALL_RANKS: Final = 1_500_000
+_MOST_OF_ALL_RANKS: Final = 800_000
 """Of all ranks of a job, so that joining them takes at most 1 GiB."""
 _MOST_KERNELS: Final = 200
 _LONGEST_NAME: Final = 300
