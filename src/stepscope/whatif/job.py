@@ -374,17 +374,19 @@ class Job:
         soonest, soonest_end = np.full(count, _NEVER), np.full(ranks, _NEVER)
         for place, each in saved.items():
             mine = self._of(place)
-            before_ns = each.collectives["before_ns"].to_numpy()[: self._counts[place]]
+            before_ns, kept = each.collectives["before_ns"].to_numpy(), self._counts[place]
+            end_ns = each.end_ns if kept >= len(before_ns) else int(before_ns[kept])  # the end of what is kept
+            before_ns = before_ns[:kept]
             ready[mine] -= before_ns
             order = np.argsort(self._ready[mine], kind="stable")
             passed = np.searchsorted(self._ready[mine][order], self._after[mine], side="left")
-            later = np.minimum.accumulate(np.append(before_ns[order], each.end_ns)[::-1])[::-1]
+            later = np.minimum.accumulate(np.append(before_ns[order], end_ns)[::-1])[::-1]
             after[mine] -= np.minimum(np.append(0, before_ns[order])[passed], later[passed])
-            finish[place] -= each.end_ns
+            finish[place] -= end_ns
             most = each.collectives["most_ns"].cast(pl.Float64).to_numpy()[: self._counts[place]]
             known = ~np.isnan(most)
             soonest[mine][known] = self.start[mine][known] - most[known].astype(np.int64)
-            if each.most_ns is not None:
+            if each.most_ns is not None and kept == each.collectives.height:
                 soonest_end[place] = self._at(place, self.ranks[place].end_ns) - each.most_ns
         transfer = np.rint(self.transfer * self._scales(saved)).astype(np.int64)
         start, end, held = (np.zeros(count, np.int64) for _ in range(3))
