@@ -20,9 +20,10 @@ import msgspec
 import pytest
 import yaml
 
-from stepscope.commands.record import watch_delivery, watch_job
-from stepscope.commands.record.watch import COMMAND, follow
-from stepscope.commands.record.watch_job import Watch, summary_of
+from stepscope.commands.watch import delivery as watch_delivery
+from stepscope.commands.watch import job as watch_job
+from stepscope.commands.watch.command import COMMAND, follow
+from stepscope.commands.watch.job import Watch, summary_of
 from stepscope.compare.watching import parsed_alert
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent.http import Endpoint
