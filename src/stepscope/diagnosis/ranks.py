@@ -464,12 +464,20 @@ class _Told:
 
 
 def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int, name: str = "") -> _Told:
-    """The largest of the reasons, if it is a good part of what would be saved; `name` is the rank's unless given."""
+    """The largest of the reasons, if it is a good part of what would be saved.
+
+    Args:
+        name: of those whose reasons they are; by default the rank that did most of it, with its part, if it is a good
+            part of all.
+    """
     if not why or why[0].ns // steps < _TELLING * saved:
         return _Told()
     reason = why[0]
     record, ns = records[reason.place], reason.ns // steps
-    longer, name = f"{ns / 1e6:,.1f} ms", name or (record.name if reason.part >= _PART else "one rank or another")
+    if not name and reason.part >= _TELLING:
+        ns = int(ns * reason.part)
+        name = record.name
+    longer, name = f"{ns / 1e6:,.1f} ms", name or "one rank or another"
     if reason.cause in _LATER:
         words, remedy = _LATER[reason.cause]
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")
