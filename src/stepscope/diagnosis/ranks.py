@@ -163,7 +163,7 @@ class _Waits:
         gain_ns: the part that ends when the rank that comes last comes with the one before it.
         root: rank where the waiting begins.
         tells: whether that rank is held up for certain there, more than noise would do.
-        slow: ranks that are held up in most steps.
+        slow: ranks that are held up in most steps, at least half as much as the slowest.
         slow_ns: how much the slowest of them is, in the mean step.
     """
 
@@ -213,7 +213,7 @@ def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
         mean=pl.col("held_ns").sum() / steps,
     )
     held = of_rank.filter((pl.col("certain") > _CERTAIN) & (pl.col("mean") > least))
-    slow = held.filter(pl.col("often") > _OFTEN).sort("rank")
+    slow = held.filter(pl.col("often") > _OFTEN).filter(pl.col("mean") > _PART * pl.col("mean").max()).sort("rank")
     root = late.parts["rank"].to_numpy()[late.root]
     is_event = (late.deviations > _CERTAIN) & (late.parts["held_ns"] > least).to_numpy()
     tells = (np.isin(root, held["rank"]) | is_event[late.root]) & ~late.is_network
