@@ -88,7 +88,7 @@ def test_two_ranks_are_recorded_at_the_same_steps_and_kept() -> None:
     assert (told, first.problem, second.problem) == ([], None, None)
     assert (first.ranks, first.steps, second.causes) == (2, 5, {"input": 2e6})
     assert first.step_ns is not None
-    assert 5e6 <= first.step_ns < 5e7
+    assert 1e6 < first.step_ns < 1e8  # of 10 ms, counted for a tenth of a second
     assert first.memory_bytes is not None
     assert first.cost_s is not None
     assert second.first_step is not None
