@@ -126,6 +126,14 @@ class RankSummary:
         )
 
     @property
+    def without_collectives(self) -> RankSummary:
+        kept = self.record.collectives
+        none = replace(
+            kept, table=kept.table.clear(), before=None if kept.before is None else kept.before.clear(), rank=None
+        )
+        return replace(self, record=replace(self.record, collectives=none), waits=self.waits.clear())
+
+    @property
     def times(self) -> RankTimes:
         """The rank as a part of its job."""
         record = self.record

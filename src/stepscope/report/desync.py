@@ -135,7 +135,8 @@ def desync_blocks(logs: CollectiveLogs, found: Desync, *, headed: bool = False) 
             f"median of like groups {median:,.1f} GB/s. Compare its links, switches and hosts with the others'."
             for kind, size, group, low, median in found.slow
         ]
-        table = Table(found.rates, "exchanges", brief=tuple(found.rates.columns))
+        rates = found.rates if (found.rates["algorithm"] != "").any() else found.rates.drop("algorithm")
+        table = Table(rates, "exchanges", brief=tuple(rates.columns))
         yield Section("How fast data moves once the last rank has come", (table, *_items(slow)))
     yield from section_if(
         "Not in this report", *_items([f"{reason.removesuffix('.')}." for _, reason in logs.unreadable])

@@ -11,7 +11,7 @@ from stepscope.analysis.desync import Desync, desync
 from stepscope.commands import main
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import trace_files
-from stepscope.readers.collective_logs import collective_logs, is_collective_log, log_files
+from stepscope.readers.collective_logs import collective_logs, is_collective_log, kind_of_log, log_files
 from stepscope.report.desync import desync_document, desync_json, headline
 from stepscope.report.text import text_of
 from tests.simulator.collective_logs import (
@@ -138,12 +138,16 @@ def test_the_inspectors_late_rank_and_rates(tmp_path: Path) -> None:
     late = 200 * US
     for rank in range(4):
         took = TRANSFER_NS if rank == 3 else TRANSFER_NS + late
-        write_inspected(tmp_path / f"node0-{rank}.log", [inspected(rank, number, took) for number in range(1, 4)])
+        how = {"coll_algo": "RING", "coll_proto": "LL128"} if rank else {}
+        write_inspected(
+            tmp_path / f"node0-{rank}.log", [inspected(rank, number, took, **how) for number in range(1, 4)]
+        )
     logs = collective_logs(log_files(tmp_path))
     found = desync(logs)
     assert logs.kinds == ("NCCL Inspector",)
     assert logs.processes[found.arrivals["process"][0]].name == "rank 3"
     assert found.arrivals.row(0)[1:] == (3, 3, 3 * late, 0)
+    assert found.rates["algorithm"].to_list() == ["RING LL128"]
     assert found.rates["bus_gb_per_s"].to_list() == pytest.approx([1.5 * 4 * ELEMENTS / TRANSFER_NS])
 
 
@@ -235,6 +239,9 @@ def test_logs_are_no_traces(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     assert [file.name for file in trace_files(tmp_path)] == ["trace.json"]
     assert not is_collective_log(tmp_path / "trace.json")
+    header = b'{"schemaVersion": 1, "distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "0"}]}, '
+    assert kind_of_log(header) is None
+    assert kind_of_log(header.replace(b'"schemaVersion": 1, ', b"")) is None
 
 
 def test_documents_hold_what_was_found(tmp_path: Path) -> None:
