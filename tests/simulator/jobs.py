@@ -9,6 +9,7 @@ job without the fault.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -41,8 +42,7 @@ class Planted:
         """Whether the first finding is about it."""
         if not findings or findings[0].rule != self.rule:
             return False
-        title = f"{findings[0].title},".replace(";", ",")  # so that "rank 1," is not found in "rank 12"
-        return all(word in title for word in self.words)
+        return all(re.search(rf"{re.escape(word)}\b", findings[0].title) for word in self.words)
 
 
 @dataclass
@@ -325,7 +325,7 @@ def _pause(fault: str, cause: str, words: str, *, wanders: bool = False, every: 
                 who = int(random.integers(job.ranks)) if wanders else rank
                 job.host(cause, share * every * step_ns, np.array([who]))
 
-        named = () if wanders else (f"rank {rank},",)
+        named = () if wanders else (f"rank {rank}",)
         return _Plant(Planted(fault, "late-rank", (*named, words)), each_step)
 
     return plant
@@ -334,32 +334,32 @@ def _pause(fault: str, cause: str, words: str, *, wanders: bool = False, every: 
 def _slow_device(job: Job, random: np.random.Generator) -> _Plant:
     rank = int(random.integers(job.ranks))
     job.speed = _one(job, rank, float(random.uniform(1.12, 1.5)))
-    return _Plant(Planted("slow GPU", "late-rank", (f"rank {rank},", "same kernels")))
+    return _Plant(Planted("slow GPU", "late-rank", (f"rank {rank}", "same kernels")))
 
 
 def _slow_node(job: Job, random: np.random.Generator) -> _Plant:
     node = int(random.integers(job.ranks // job.per_node))
     job.speed = np.where(job.number // job.per_node == node, float(random.uniform(1.12, 1.5)), 1.0)
-    return _Plant(Planted("slow node", "late-rank", (f"node {node},", "same kernels")))
+    return _Plant(Planted("slow node", "late-rank", (f"node {node}", "same kernels")))
 
 
 def _longer(job: Job, random: np.random.Generator) -> _Plant:
     rank, more = int(random.integers(job.ranks)), float(random.uniform(1.4, 2.5))
     grid = np.where(job.number == rank, 256, 128)
-    planted = Planted("more work", "late-rank", (f"rank {rank},", "larger pieces of work"))
+    planted = Planted("more work", "late-rank", (f"rank {rank}", "larger pieces of work"))
     return _Plant(planted, sequence=_one(job, rank, more), grid=grid)
 
 
 def _contention(job: Job, random: np.random.Generator) -> _Plant:
     rank = int(random.integers(job.ranks))
     host = _one(job, rank, float(random.uniform(5, 12)))
-    return _Plant(Planted("host contention", "late-rank", (f"rank {rank},", "Python code")), host=host)
+    return _Plant(Planted("host contention", "late-rank", (f"rank {rank}", "Python code")), host=host)
 
 
 def _experts(job: Job, random: np.random.Generator) -> _Plant:
     rank = int(random.integers(job.ranks))
     tokens = (_one(job, rank, float(random.uniform(1.4, 2.5))) * (1 << 20)).astype(np.int64)
-    planted = Planted("unbalanced experts", "late-rank", (f"rank {rank},", "all-to-all"))
+    planted = Planted("unbalanced experts", "late-rank", (f"rank {rank}", "all-to-all"))
     return _Plant(planted, tokens=tokens)
 
 

@@ -163,7 +163,7 @@ class _Waits:
         gain_ns: the part that ends when the rank that comes last comes with the one before it.
         root: rank where the waiting begins.
         tells: whether that rank is held up for certain there, more than noise would do.
-        slow: ranks that are held up in most steps.
+        slow: ranks that are held up in most steps, at least half as much as the slowest.
         slow_ns: how much the slowest of them is, in the mean step.
     """
 
@@ -213,7 +213,7 @@ def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
         mean=pl.col("held_ns").sum() / steps,
     )
     held = of_rank.filter((pl.col("certain") > _CERTAIN) & (pl.col("mean") > least))
-    slow = held.filter(pl.col("often") > _OFTEN).sort("rank")
+    slow = held.filter(pl.col("often") > _OFTEN).filter(pl.col("mean") > _PART * pl.col("mean").max()).sort("rank")
     root = late.parts["rank"].to_numpy()[late.root]
     is_event = (late.deviations > _CERTAIN) & (late.parts["held_ns"] > least).to_numpy()
     tells = (np.isin(root, held["rank"]) | is_event[late.root]) & ~late.is_network
@@ -464,12 +464,20 @@ class _Told:
 
 
 def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int, name: str = "") -> _Told:
-    """The largest of the reasons, if it is a good part of what would be saved; `name` is the rank's unless given."""
+    """The largest of the reasons, if it is a good part of what would be saved.
+
+    Args:
+        name: of those whose reasons they are; by default the rank that did most of it, with its part, if it is a good
+            part of all.
+    """
     if not why or why[0].ns // steps < _TELLING * saved:
         return _Told()
     reason = why[0]
     record, ns = records[reason.place], reason.ns // steps
-    longer, name = f"{ns / 1e6:,.1f} ms", name or (record.name if reason.part >= _PART else "one rank or another")
+    if not name and reason.part >= _TELLING:
+        ns = int(ns * reason.part)
+        name = record.name
+    longer, name = f"{ns / 1e6:,.1f} ms", name or "one rank or another"
     if reason.cause in _LATER:
         words, remedy = _LATER[reason.cause]
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")

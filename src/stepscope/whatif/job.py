@@ -161,7 +161,7 @@ class Job:
         matched: of `matched_collectives` of the ranks.
 
     Attributes:
-        apart: names of ranks that meet no other rank.
+        joined: which ranks meet others; only these make the job's step.
     """
 
     def __init__(self, ranks: Sequence[RankTimes], matched: pl.DataFrame) -> None:
@@ -181,7 +181,7 @@ class Job:
         self.start, self.end = self._aligned(self.rank, start), self._aligned(self.rank, end)
         self.meeting = self._meetings(taken["exchange"].to_numpy().astype(np.int64))
         met = self.meeting >= 0
-        self.apart = tuple(rank.name for place, rank in enumerate(ranks) if not met[self._of(place)].any())
+        self.joined = np.array([bool(met[self._of(place)].any()) for place in range(len(ranks))])
         self._prepare()
         self.schedule = self._schedule()
 
@@ -193,11 +193,12 @@ class Job:
     @property
     def recorded_ns(self) -> float:
         """The mean step of the rank whose steps took longest, as recorded."""
-        return max((rank.end_ns - rank.start_ns) / rank.steps for rank in self.ranks)
+        return max((self.ranks[place].end_ns - self.ranks[place].start_ns) / self.ranks[place].steps
+                   for place in np.flatnonzero(self.joined))  # fmt: skip
 
     @property
     def steps(self) -> int:
-        return max(rank.steps for rank in self.ranks)
+        return max(self.ranks[place].steps for place in np.flatnonzero(self.joined))
 
     def step_ns(self, done: JobTimes) -> Floats:
         """Each rank's mean step in a replay."""
@@ -207,7 +208,7 @@ class Job:
 
     def saving_ns(self, saved: Mapping[int, Saved]) -> float:
         """How much shorter the job's step is, which ends when the last rank's does."""
-        return float(self.step_ns(self.measured).max() - self.step_ns(self.replay(saved)).max())
+        return self._longest(self.measured) - self._longest(self.replay(saved))
 
     def prospect(self, saved: Mapping[int, Saved]) -> JobProspect:
         """The job's step, and each rank's, with these savings of all ranks and of one alone."""
@@ -221,8 +222,8 @@ class Job:
         names = [rank.name for rank in self.ranks]
         figures = zip(names, *(values.tolist() for values in (measured, then, alone)), strict=True)
         return JobProspect(
-            measured_step_ns=float(measured.max()),
-            step_ns=float(then.max()),
+            measured_step_ns=self._longest(self.measured),
+            step_ns=self._longest(done),
             last=names[self.last(self.measured)],
             last_then=names[self.last(done)],
             ranks=tuple(RankProspect(*each) for each in figures),
@@ -248,7 +249,11 @@ class Job:
     @property
     def error_share(self) -> float:
         """How far the replay without a change is from the recorded step, as a share of it."""
-        return abs(float(self.step_ns(self.measured).max()) - self.recorded_ns) / max(self.recorded_ns, 1)
+        return abs(self._longest(self.measured) - self.recorded_ns) / max(self.recorded_ns, 1)
+
+    def _longest(self, done: JobTimes) -> float:
+        """The job's step: that of the rank whose steps take longest."""
+        return float(self.step_ns(done)[self.joined].max())
 
     def _local(self, name: str) -> Times:
         values: Times = self.table[name].to_numpy()
@@ -369,17 +374,19 @@ class Job:
         soonest, soonest_end = np.full(count, _NEVER), np.full(ranks, _NEVER)
         for place, each in saved.items():
             mine = self._of(place)
-            before_ns = each.collectives["before_ns"].to_numpy()[: self._counts[place]]
+            before_ns, kept = each.collectives["before_ns"].to_numpy(), self._counts[place]
+            end_ns = each.end_ns if kept >= len(before_ns) else int(before_ns[kept])  # the end of what is kept
+            before_ns = before_ns[:kept]
             ready[mine] -= before_ns
             order = np.argsort(self._ready[mine], kind="stable")
             passed = np.searchsorted(self._ready[mine][order], self._after[mine], side="left")
-            later = np.minimum.accumulate(np.append(before_ns[order], each.end_ns)[::-1])[::-1]
+            later = np.minimum.accumulate(np.append(before_ns[order], end_ns)[::-1])[::-1]
             after[mine] -= np.minimum(np.append(0, before_ns[order])[passed], later[passed])
-            finish[place] -= each.end_ns
+            finish[place] -= end_ns
             most = each.collectives["most_ns"].cast(pl.Float64).to_numpy()[: self._counts[place]]
             known = ~np.isnan(most)
             soonest[mine][known] = self.start[mine][known] - most[known].astype(np.int64)
-            if each.most_ns is not None:
+            if each.most_ns is not None and kept == each.collectives.height:
                 soonest_end[place] = self._at(place, self.ranks[place].end_ns) - each.most_ns
         transfer = np.rint(self.transfer * self._scales(saved)).astype(np.int64)
         start, end, held = (np.zeros(count, np.int64) for _ in range(3))
@@ -425,7 +432,7 @@ class Job:
     def last(self, done: JobTimes) -> int:
         """The place of the rank whose steps take longest; of several, the one that they wait for most."""
         steps = self.step_ns(done)
-        longest = np.flatnonzero(steps >= (1 - _ALIKE) * steps.max())
+        longest = np.flatnonzero(self.joined & (steps >= (1 - _ALIKE) * self._longest(done)))
         if len(longest) == 1:
             return int(longest[0])
         path = self.critical_path(done)
@@ -439,7 +446,8 @@ class Job:
             Columns as in PATH_SCHEMA, in order of time; their sum is the time of the rank whose steps took longest.
         """
         done, pieces = done or self.measured, []
-        place = int(np.argmax(self.step_ns(done) * np.array([rank.steps for rank in self.ranks])))
+        took = self.step_ns(done) * np.array([rank.steps for rank in self.ranks])
+        place = int(np.argmax(np.where(self.joined, took, 0)))
         upto, row, before = int(done.rank_end[place]), -1, 2 * int(self.first[place + 1])
         waited = [self._waited(done, each) for each in range(len(self.ranks))]
         lasts = self._last_of_meetings(done)
