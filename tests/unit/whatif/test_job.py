@@ -175,6 +175,7 @@ def test_what_is_kept_of_long_recordings_are_whole_steps(late: Late, monkeypatch
     found = job_of([rank_summary(view) for view in late.views])
 
     assert found is not None
-    assert (found.steps, found.error_share, found.recorded_ns) == (2, 0, pytest.approx(late.job.recorded_ns, rel=0.02))
+    assert (found.steps, found.error_share) == (2, 0)
+    assert found.recorded_ns == pytest.approx(late.job.recorded_ns, rel=0.02)
     saved = {2: late.views[2].saved(without_cause("input"))}
     assert found.saving_ns(saved) == pytest.approx(late.job.saving_ns(saved), rel=0.02)
