@@ -7,7 +7,7 @@ clock: the rank that spends least time in its collectives is the one that the ot
 
 Each tool runs in the Python that has it, in a process of its own, without a cache. HTA: `get_potential_stragglers(1)`,
 or its error. xprof (folders of XLA's profiles alone): the host with least collective time in its pod viewer, which
-shows the times and names nobody. Memory is the most of any one process.
+shows the times and names nobody. Seconds are of the processor, memory is the most of any one process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +94,7 @@ def folders(place: Path) -> Iterator[Folder]:
     traces = os.environ.get("STEPSCOPE_TRACES")
     for name, truth in (
         ("second/v100_dlrm_8_ranks", "rank 7 is least in collectives, then 2 and 6; one step was recorded"),
-        ("kineto/cpu_ddp_gloo", "rank 1 comes last to the broadcast that begins a step, by 49 ms"),
+        ("kineto/cpu_ddp_gloo", "rank 1 comes last to the broadcast that begins a step"),
         ("kineto/ranks128_sampled", "2 of 128 ranks: nothing can be said"),
     ):
         if traces is not None and Path(traces, name).is_dir():
@@ -103,19 +102,17 @@ def folders(place: Path) -> Iterator[Folder]:
 
 
 def said(python: str, program: str, folder: Path) -> tuple[str, float, float]:
-    """What a program prints of a folder, its seconds, and the MiB of its largest process."""
+    """What a program prints of a folder, its processor seconds, and the MiB of its largest process."""
     with tempfile.TemporaryFile("w+") as out:
-        begun = time.monotonic()
         child = os.fork()
         if child == 0:
             os.dup2(out.fileno(), 1)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             os.execv(python, [python, "-c", program, os.fspath(folder)])
         _, status, usage = os.wait4(child, 0)
-        seconds = time.monotonic() - begun
         out.seek(0)
         lines = out.read().strip().splitlines()
-    return (lines[-1] if lines else f"ends with {status}"), seconds, usage.ru_maxrss / 1024
+    return (lines[-1] if lines else f"ends with {status}"), usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def main() -> None:
@@ -124,7 +121,7 @@ def main() -> None:
     parser.add_argument("--xprof", metavar="PYTHON")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (Path(__file__).parents[1] / "src", *sys.path[:1])))
-    print("| ranks | truth | tool | says | seconds | MiB |\n|---|---|---|---|---:|---:|")
+    print("| ranks | truth | tool | says | CPU seconds | MiB |\n|---|---|---|---|---:|---:|")
     with tempfile.TemporaryDirectory() as place:
         for folder in folders(Path(place)):
             peer = ("xprof", options.xprof, XPROF) if folder.is_xla else ("HTA", options.hta, HTA)

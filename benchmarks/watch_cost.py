@@ -25,7 +25,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from stepscope.commands.record.watch import COMMAND  # noqa: E402
+from stepscope.commands.watch.command import COMMAND  # noqa: E402
 
 TRAINING = """\
 import sys, time, torch
@@ -85,7 +85,7 @@ def main() -> None:
         ended = [[float(word) for word in line.split()] for line in ends.read_text().splitlines()]
     asked = [each["unix_s"] for each in recordings]
     asked[0] += min(options.every, 30)  # it counts steps before
-    shown("by the watch's account", [each["cost_s"] for each in recordings], default_s)
+    shown("by the watch's account", [each["cost_s"] or 0.0 for each in recordings], default_s)
     shown("by the training's clock", costs(ended, asked, 0), default_s)
     shown("by its processor time", costs(ended, asked, 1), default_s)
 

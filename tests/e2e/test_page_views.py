@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from stepscope.record.watch_log import Watched, WatchLog
 from stepscope.report.format import duration, size
 from tests.browser import CHROMIUM, Browser
 from tests.e2e.conftest import BATCHED, PER_TOKEN, TIMEOUT_S, environment, run_here
@@ -313,6 +314,32 @@ while not os.path.exists(sys.argv[1]) and time.monotonic() < begun + 300:
     optimizer.zero_grad()
     time.sleep(0.01)
 """
+
+
+def test_a_watched_job_is_drawn_and_another_can_be_chosen(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(tmp_path / "data"))
+    known: dict[str, Any] = {"step_ns": 3e6, "recorded_step_ns": 4e6, "memory_bytes": 2**30, "late_rank": "<b>rank 3"}
+    causes = {"input": 1e6, "<i>new": 5e5}
+    (tmp_path / "data").mkdir(0o700)
+    WatchLog().put(*(Watched(job="<b>job", unix_s=6e2 * number, causes=causes, **known) for number in range(1, 9)))
+    WatchLog().put(Watched(job="other", unix_s=1.0, problem="nobody <b>answers"))
+    with served() as address:
+        page = Page(browser, address)
+        page.show("Watch")
+        titles = ["Idle time by cause, of the step", "Step time", "Memory of the largest process"]
+        assert page.texts("figure h3") == titles
+        assert [each.strip() for each in page.texts(".plot-legend span")] == ["input", "<i>new"]
+        assert page.script("document.querySelectorAll('tbody tr:not(.space)').length") == 8
+        assert page.script("document.querySelectorAll('main b, main i:not([style])').length") == 0
+        page.script(
+            "(each => {each.value = 'other'; each.dispatchEvent(new Event('change', {bubbles: true}))})"
+            "(document.querySelector('select[aria-label=Job]'))"
+        )
+        page.wait("document.querySelector('main').innerText.includes('nobody <b>answers')")
+        assert page.parameters["job"] == "other"
+        page.assert_silent()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")

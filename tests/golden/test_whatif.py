@@ -9,6 +9,9 @@ import polars as pl
 import pytest
 
 from stepscope.analysis.steps import step_table
+from stepscope.diagnosis.job import job_of
+from stepscope.diagnosis.rank_summary import rank_summary
+from stepscope.diagnosis.view import View
 from stepscope.whatif import Experiment
 from stepscope.whatif.answer import loader_workers
 from stepscope.whatif.changes import without_cause
@@ -108,3 +111,28 @@ def test_ranks_that_meet_on_their_hosts_are_replayed_together(traces_folder: Pat
     alone = ranks.experiments[0]
     assert alone.run(without_cause("communication")(alone, alone.graph)).saving_share > 0.35
     assert max(outcome.saving_share for outcome in ranks.run([without_cause("communication")] * 2)) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("folder", "cause", "least", "most"),
+    [
+        ("kineto/cpu_ddp_gloo", "communication", 0.03, 0.06),  # the first rank's trace alone promises 38 %
+        ("kineto/cpu_ddp_gloo", "dispatch", 0.40, 0.50),
+        ("second/v100_dlrm_8_ranks", "input", 0.05, 0.06),
+        ("second/v100_dlrm_8_ranks", "communication", -0.001, 0.01),  # waits for the last rank: alone 37 %
+    ],
+)
+def test_summaries_of_ranks_save_what_a_replay_of_all_their_traces_saves(
+    folder: str, cause: str, least: float, most: float, traces_folder: Path
+) -> None:
+    views = [View(opened(path)) for path in sorted((traces_folder / folder).iterdir())]
+    job = job_of([rank_summary(view) for view in views])
+    assert job is not None
+    change = without_cause(cause)
+
+    saved = job.saving_ns({place: view.saved(change) for place, view in enumerate(views)}) / job.recorded_ns
+
+    exact = [each.step_ns for each in Ranks.of([view.experiment for view in views]).run([change] * len(views))]
+    assert job.error_share == 0
+    assert least <= saved <= most
+    assert saved == pytest.approx(1 - max(exact) / job.recorded_ns, abs=0.01)

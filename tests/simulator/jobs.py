@@ -1,12 +1,15 @@
 """Jobs of many ranks with one planted fault, as the summaries that their traces would give.
 
 All ranks run the same steps: they wait for the loader, compute layers with exchanges inside their tensor-parallel or
-expert group, reduce gradients with their data-parallel group, and step the optimizer. Every duration has noise. Sizes
-of the job and of the fault are drawn from a seed; a clean twin is the same job without the fault.
+expert group, reduce gradients with their data-parallel group, and step the optimizer; or they are stages of pipelines.
+Every duration has noise of 1 to 5 %, every device a speed of its own (1 %), loaders vary by half, and now and then a
+rank is held up by 3 to 6 % of a step. Sizes of the job and of the fault are drawn from a seed; a clean twin is the same
+job without the fault.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,6 +25,8 @@ from stepscope.diagnosis.rank_summary import RankRecord
 US: Final = 1_000
 MS: Final = 1_000_000
 LISTED: Final = 30
+_HICCUPS: Final = 0.3
+"""Part of the steps in which some rank is held up a little, in clean twins too."""
 Numbers = npt.NDArray[np.float64]
 
 
@@ -37,8 +42,7 @@ class Planted:
         """Whether the first finding is about it."""
         if not findings or findings[0].rule != self.rule:
             return False
-        title = f"{findings[0].title},".replace(";", ",")  # so that "rank 1," is not found in "rank 12"
-        return all(word in title for word in self.words)
+        return all(re.search(rf"{re.escape(word)}\b", findings[0].title) for word in self.words)
 
 
 @dataclass
@@ -145,6 +149,56 @@ class Job:
         for values in self.spent.values():
             values[ranks] = 0
 
+    def pipeline(self, batches: int, ns: float, slower: dict[int, float]) -> None:
+        """One forward and one backward pass of each micro-batch through the stages, in the order of 1F1B."""
+        of = (self.number // self.tensor) % self.stages
+        ranks = [np.flatnonzero(of == stage) for stage in range(self.stages)]
+        orders = []
+        for stage in range(self.stages):
+            warm = min(self.stages - stage - 1, batches)
+            steady = [each for number in range(batches - warm) for each in (("F", warm + number), ("B", number))]
+            orders.append([*(("F", number) for number in range(warm)), *steady,
+                           *(("B", number) for number in range(batches - warm, batches))])  # fmt: skip
+        sent: dict[tuple[str, int, int], tuple[Numbers, list[int]]] = {}
+        while any(orders):
+            for stage, order in enumerate(orders):
+                while order:
+                    way, number = order[0]
+                    peer = stage - 1 if way == "F" else stage + 1
+                    inside = 0 <= peer < self.stages
+                    if inside and (way, peer, number) not in sent:
+                        break
+                    order.pop(0)
+                    if inside:
+                        self._receive(ranks[stage], ranks[peer], *sent.pop((way, peer, number)))
+                    factor = slower.get(stage, 1.0) * (1 if way == "F" else 2)
+                    alone = np.where(of == stage, ns * factor, 0)
+                    self.compute(f"gemm{way}", alone, works=np.where(of == stage, 1, 0))
+                    after = stage + 1 if way == "F" else stage - 1
+                    if 0 <= after < self.stages:
+                        places = [
+                            self._send(rank, to)
+                            for rank, to in zip(ranks[stage].tolist(), ranks[after].tolist(), strict=True)
+                        ]
+                        sent[way, stage, number] = (self.time[ranks[stage]].copy(), places)
+
+    def _send(self, rank: int, to: int) -> int:
+        self._note(rank, ("send_receive", "pp", "mesh_pp", "", None, int(to), 8 << 20, self.stages), self.time[rank])
+        return len(self.rows[rank]) - 1
+
+    def _receive(
+        self, ranks: npt.NDArray[np.int64], peers: npt.NDArray[np.int64], at: Numbers, places: list[int]
+    ) -> None:
+        end = np.maximum(self.time[ranks], at) + 20 * US
+        for number, (rank, peer) in enumerate(zip(ranks, peers, strict=True)):
+            about = ("send_receive", "pp", "mesh_pp", "", int(peer), None, 8 << 20, self.stages)
+            self._note(rank, about, end[number])
+            row = self.rows[peer][places[number]]
+            self.rows[peer][places[number]] = (*row[:9], int(end[number] - at[number]), row[10])
+        whole = self.time.copy()
+        whole[ranks] = end
+        self._left(ranks, whole)
+
     def step(self) -> None:
         self.begins.append(self.time.copy())
 
@@ -160,6 +214,8 @@ class Job:
         for rank in range(self.ranks):
             table = pl.DataFrame(self.rows[rank], schema=schema, orient="row")
             before = pl.DataFrame(self.before[rank], infer_schema_length=None).fill_null(0)
+            order = table["start_ns"].arg_sort()
+            table, before = table[order], before[order]
             offset = int(clock[rank])
             table = table.with_columns(start_ns=pl.col("start_ns") + offset)
             before = before.with_columns(begin_ns=pl.col("begin_ns") + offset).cast(pl.Int64)
@@ -187,6 +243,8 @@ def drawn(ranks: int, seed: int, fault: str | None) -> tuple[list[RankRecord], P
     per_node = 4 if ranks <= 8 else 8
     name = fault or ""
     tensor = int(random.choice([1, per_node]))
+    if name.removeprefix("clean ") in ("bubbles", "slow stage"):
+        return _pipelined(ranks, name, random)
     if name.removeprefix("clean ") == "slow link":
         tensor = per_node  # several groups, which can be compared
     job = Job(ranks, tensor, 1, per_node, float(random.uniform(0.01, 0.05)), random)
@@ -196,10 +254,13 @@ def drawn(ranks: int, seed: int, fault: str | None) -> tuple[list[RankRecord], P
     plant = _FAULTS[name.removeprefix("clean ")](job, random)
     if name.startswith("clean "):
         plant, job.speed = _Plant(None), np.ones(ranks)
+    job.speed = job.speed * (1 + 0.01 * random.standard_normal(ranks))
     step_ns = layers * layer_ns * 3
     for step in range(steps):
         job.step()
-        job.host("input", 0.02 * step_ns)
+        job.host("input", 0.02 * step_ns * random.gamma(4, 0.25, ranks))
+        if random.random() < _HICCUPS:
+            job.host("python", float(random.uniform(0.03, 0.06)) * step_ns, random.integers(ranks, size=1))
         plant.each_step(job, step, step_ns)
         job.host("python", 0.02 * step_ns * plant.host)
         job.host("dispatch", 0.01 * step_ns * plant.host)
@@ -217,6 +278,27 @@ def drawn(ranks: int, seed: int, fault: str | None) -> tuple[list[RankRecord], P
             job.exchange("all_reduce", "dp", 25 << 20, 0.03 * step_ns, plant.slow_link)
         job.compute("adamw", 0.03 * step_ns)
     return job.records(), plant.planted
+
+
+def _pipelined(ranks: int, name: str, random: np.random.Generator) -> tuple[list[RankRecord], Planted | None]:
+    stages = 4
+    job = Job(ranks, 1, stages, 8, float(random.uniform(0.01, 0.05)), random)
+    ns, steps = float(random.uniform(0.3, 1.5)) * MS, int(random.integers(4, 8))
+    batches, slower, planted = int(random.integers(40, 64)), {}, None
+    if name == "bubbles":
+        batches = int(random.integers(4, 10))
+        planted = Planted(name, "pipeline-bubbles", (f"{batches} micro-batches for {stages} stages",))
+    elif name == "slow stage":
+        stage = int(random.integers(stages))
+        slower = {stage: float(random.uniform(1.3, 1.8))}
+        planted = Planted(name, "pipeline-bubbles", (f"stage {stage} computes",))
+    for _ in range(steps):
+        job.step()
+        job.pipeline(batches, ns, slower)
+        job.exchange("all_reduce", "dp", 25 << 20, ns)
+        job.compute("adamw", ns)
+        job.exchange("all_reduce", "world", 4, 20 * US)
+    return job.records(), planted
 
 
 @dataclass
@@ -243,7 +325,7 @@ def _pause(fault: str, cause: str, words: str, *, wanders: bool = False, every: 
                 who = int(random.integers(job.ranks)) if wanders else rank
                 job.host(cause, share * every * step_ns, np.array([who]))
 
-        named = () if wanders else (f"rank {rank},",)
+        named = () if wanders else (f"rank {rank}",)
         return _Plant(Planted(fault, "late-rank", (*named, words)), each_step)
 
     return plant
@@ -252,32 +334,32 @@ def _pause(fault: str, cause: str, words: str, *, wanders: bool = False, every: 
 def _slow_device(job: Job, random: np.random.Generator) -> _Plant:
     rank = int(random.integers(job.ranks))
     job.speed = _one(job, rank, float(random.uniform(1.12, 1.5)))
-    return _Plant(Planted("slow GPU", "late-rank", (f"rank {rank},", "same kernels")))
+    return _Plant(Planted("slow GPU", "late-rank", (f"rank {rank}", "same kernels")))
 
 
 def _slow_node(job: Job, random: np.random.Generator) -> _Plant:
     node = int(random.integers(job.ranks // job.per_node))
     job.speed = np.where(job.number // job.per_node == node, float(random.uniform(1.12, 1.5)), 1.0)
-    return _Plant(Planted("slow node", "late-rank", (f"node {node},", "same kernels")))
+    return _Plant(Planted("slow node", "late-rank", (f"node {node}", "same kernels")))
 
 
 def _longer(job: Job, random: np.random.Generator) -> _Plant:
     rank, more = int(random.integers(job.ranks)), float(random.uniform(1.4, 2.5))
     grid = np.where(job.number == rank, 256, 128)
-    planted = Planted("more work", "late-rank", (f"rank {rank},", "larger pieces of work"))
+    planted = Planted("more work", "late-rank", (f"rank {rank}", "larger pieces of work"))
     return _Plant(planted, sequence=_one(job, rank, more), grid=grid)
 
 
 def _contention(job: Job, random: np.random.Generator) -> _Plant:
     rank = int(random.integers(job.ranks))
     host = _one(job, rank, float(random.uniform(5, 12)))
-    return _Plant(Planted("host contention", "late-rank", (f"rank {rank},", "Python code")), host=host)
+    return _Plant(Planted("host contention", "late-rank", (f"rank {rank}", "Python code")), host=host)
 
 
 def _experts(job: Job, random: np.random.Generator) -> _Plant:
     rank = int(random.integers(job.ranks))
     tokens = (_one(job, rank, float(random.uniform(1.4, 2.5))) * (1 << 20)).astype(np.int64)
-    planted = Planted("unbalanced experts", "late-rank", (f"rank {rank},", "all-to-all"))
+    planted = Planted("unbalanced experts", "late-rank", (f"rank {rank}", "all-to-all"))
     return _Plant(planted, tokens=tokens)
 
 
@@ -298,4 +380,4 @@ _FAULTS: Final[dict[str, Callable[[Job, np.random.Generator], _Plant]]] = {
     "unbalanced experts": _experts,
     "slow link": _link,
 }
-FAULTS: Final = tuple(_FAULTS)
+FAULTS: Final = (*_FAULTS, "bubbles", "slow stage")

@@ -438,6 +438,7 @@ export interface Exchange {
   kind: string;
   bytes: number | null;
   group: string; // what the program calls the groups; "" where unknown
+  parallel: string; // what they are for, such as "tensor"; "" where nothing tells
   ranks: number; // in a group
   groups: number;
   per_step: number;

@@ -30,6 +30,7 @@ RATE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "bytes": pl.Int64,
     "ranks": pl.Int64,  # of a group
     "calls": pl.Int64,
+    "algorithm": pl.String,  # and protocol, where the log tells
     "transfer_ns": pl.Int64,  # median time after the last rank came
     "algorithm_gb_per_s": pl.Float64,
     "bus_gb_per_s": pl.Float64,
@@ -258,7 +259,7 @@ def _rates(calls: pl.DataFrame) -> tuple[pl.DataFrame, tuple[tuple[str, int, str
         pl.col("duration_ns").is_not_null().all().over("group", "number") & (pl.col("bytes") > 0)
     )
     each = timed.group_by("group", "number", "kind", "bytes", "size").agg(
-        pl.col("duration_ns").min(), noted=pl.col("bus_gb_per_s").max()
+        pl.col("duration_ns").min(), pl.col("algorithm").max(), noted=pl.col("bus_gb_per_s").max()
     )
     each = each.filter(pl.col("kind").is_in(["barrier", "other", "send_receive"]).not_())
     if each.is_empty():
@@ -271,13 +272,17 @@ def _rates(calls: pl.DataFrame) -> tuple[pl.DataFrame, tuple[tuple[str, int, str
         pl.col("group").first(), slowest=pl.col("rate").first(), median=pl.col("rate").median(), groups=pl.len()
     )
     rows = each.group_by(keys).agg(
-        pl.len(), pl.col("duration_ns").median(), pl.col("rate").median(), whole=pl.col("duration_ns").sum()
+        pl.len(),
+        pl.col("algorithm").replace("", None).drop_nulls().unique().sort().str.join(", "),
+        pl.col("duration_ns").median(),
+        pl.col("rate").median(),
+        whole=pl.col("duration_ns").sum(),
     )
     rows = rows.join(slowest, on=keys).sort("whole", *keys, descending=[True, False, False, False])
     table = pl.DataFrame(
         [
-            (kind, size, ranks, count, round(ns), rate / bus_bytes(kind, 1, ranks), rate, group, low)
-            for kind, size, ranks, count, ns, rate, _, group, low, _, _ in rows.iter_rows()
+            (kind, size, ranks, count, algorithm, round(ns), rate / bus_bytes(kind, 1, ranks), rate, group, low)
+            for kind, size, ranks, count, algorithm, ns, rate, _, group, low, _, _ in rows.iter_rows()
         ],
         schema=RATE_SCHEMA,
         orient="row",

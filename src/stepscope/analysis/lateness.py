@@ -70,10 +70,10 @@ def lateness(ranks: Sequence[RankCollectives], matched: pl.DataFrame) -> Latenes
         pl.Series("arrival_ns", arrival), pl.Series("transfer_ns", transfer), pl.Series("is_matched", exchange >= 0)
     )
     parts = parts.with_columns(
-        beyond("own_ns", "place").alias("more_ns"),
+        _beyond("own_ns", "place").alias("more_ns"),
         pl.col("own_ns").median().over("place").cast(pl.Int64).alias("usual_ns"),
-        pl.when("is_matched").then(beyond("arrival_ns", "place", "is_matched")).alias("late_ns"),
-        beyond("transfer_ns", "place", "is_matched").alias("slower_ns"),
+        pl.when("is_matched").then(_beyond("arrival_ns", "place", "is_matched")).alias("late_ns"),
+        _beyond("transfer_ns", "place", "is_matched").alias("slower_ns"),
     )
     is_first = (before < 0) | (exchange[before] < 0)
     held = np.where(is_first, np.maximum(parts["late_ns"].fill_null(0), parts["more_ns"]), parts["more_ns"])
@@ -132,7 +132,7 @@ def _parts(ranks: Sequence[RankCollectives]) -> tuple[pl.DataFrame, Times]:
     return parts.drop("signature", "group_size", "description", "source", "target"), np.concatenate(before)
 
 
-def beyond(name: str, *keys: str) -> pl.Expr:
+def _beyond(name: str, *keys: str) -> pl.Expr:
     """How much larger a value is than that of the others in a place."""
     value, count = pl.col(name), pl.len().over(keys)
     others = (value.sum().over(keys) - value) / (count - 1).clip(1)

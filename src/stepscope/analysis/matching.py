@@ -139,7 +139,7 @@ def _together(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     tables = [rank.table.select(name for name in _TABLE if name in rank.table.columns) for rank in ranks]
     tables = [table.with_columns(row=pl.int_range(pl.len())) for table in tables]
     steps = pl.concat([table["step"].cast(pl.Int64) for table in tables]).value_counts().sort("step")
-    piece = (steps["count"].cum_sum() - 1) // _PIECE_ROWS  # of few rows each: those of 1,024 ranks need 0.5 GB at once
+    piece = (steps["count"].cum_sum() - 1) // _PIECE_ROWS  # few rows at once, whose texts take much memory
     found = [
         _together_in(ranks, [table.filter(pl.col("step").is_between(first, last)) for table in tables])
         for first, last in steps.group_by(piece, maintain_order=True)

@@ -66,8 +66,9 @@ def growth_per_hour(history: History, memory: Callable[[Watched], int | None]) -
 
     A step number below the one before it means that the job was restarted: what came before does not count.
     """
-    steps = [each.first_step for each in history]
-    restarts = [place + 1 for place, (one, next) in enumerate(pairwise(steps)) if one and next and next < one]
+    history = [each for each in history if each.first_step is not None]
+    steps = [each.first_step or 0 for each in history]
+    restarts = [place for place, (before, now) in enumerate(pairwise(steps), 1) if now < before]
     history = history[restarts[-1] if restarts else 0 :]
     points = [(each.unix_s, value) for each in history if (value := memory(each)) is not None]
     if len(points) < _FEWEST_FOR_GROWTH or points[-1][0] - points[0][0] < _LEAST_SPAN_S:
@@ -119,23 +120,20 @@ def _cost_percent(history: History) -> float | None:
     return None if found is None else 100 * found
 
 
-METRICS: Final[dict[str, tuple[Callable[[History], float | None], str]]] = {
-    "step_ms": (_of_latest(step_ns, _MS), "mean step since the recording before, not slowed down by a profiler"),
-    "recorded_step_ms": (_of_latest(lambda each: each.recorded_step_ns, _MS), "mean recorded step of all ranks"),
-    "idle_percent": (_percent_of_step(idle_ns), "the device's idle time, of the step"),
-    "communication_percent": (
-        _percent_of_step(lambda each: each.communication_ns),
-        "time in which a rank only communicates, of the step",
-    ),
-    "wait_ms": (_of_latest(lambda each: each.wait_ns, _MS), "mean wait of the ranks for the last one, per step"),
-    "memory_gib": (_of_latest(MEMORIES["memory"], _GIB), "memory of the largest process"),
-    "device_memory_gib": (_of_latest(MEMORIES["device memory"], _GIB), "allocated on the devices of one process, most"),
-    "memory_gib_per_hour": (_growth("memory"), "growth of memory_gib"),
-    "device_memory_gib_per_hour": (_growth("device memory"), "growth of device_memory_gib"),
-    "cost_percent": (_cost_percent, "time that the recordings took, of the job's time"),
-    "failures": (lambda history: float(failures(history)), "recordings in a row that failed"),
+METRICS: Final[dict[str, Callable[[History], float | None]]] = {
+    "step_ms": _of_latest(step_ns, _MS),
+    "recorded_step_ms": _of_latest(lambda each: each.recorded_step_ns, _MS),
+    "idle_percent": _percent_of_step(idle_ns),
+    "communication_percent": _percent_of_step(lambda each: each.communication_ns),
+    "wait_ms": _of_latest(lambda each: each.wait_ns, _MS),
+    "memory_gib": _of_latest(MEMORIES["memory"], _GIB),
+    "device_memory_gib": _of_latest(MEMORIES["device memory"], _GIB),
+    "memory_gib_per_hour": _growth("memory"),
+    "device_memory_gib_per_hour": _growth("device memory"),
+    "cost_percent": _cost_percent,
+    "failures": lambda history: float(failures(history)),
 }
-"""Metrics that alerts name: the value of the latest recording (None if unknown), and what it is."""
+"""Metrics that alerts name: the value of the latest recording, None if unknown."""
 CAUSE_METRIC: Final = "idle_percent"
 """Followed by "." and a cause it is that part, without a device of the main thread's time."""
 
@@ -247,7 +245,7 @@ def _metric(name: str) -> Callable[[History], float | None]:
     if family == CAUSE_METRIC and cause in (*CAUSES, "compute"):
         return _percent_of_step(lambda each: each.causes.get(cause, 0.0) if each.causes else None)
     if name in METRICS:
-        return METRICS[name][0]
+        return METRICS[name]
     if family == CAUSE_METRIC:
         raise UsageError(f"there is no cause {cause!r}; the causes are {', '.join(CAUSES)} and compute")
     raise UsageError(f"there is no metric {name!r}; the metrics are {', '.join(METRICS)} and {CAUSE_METRIC}.CAUSE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -40,13 +41,13 @@ class JobSteps:
 
     Attributes:
         step_ns: mean step of the rank whose steps take longest.
-        last: that rank.
+        last: that rank; of several, the one that they wait for most.
         ranks: how many ranks were replayed.
-        missing: how many more the job has.
+        missing: how many more the job has, with those of `apart`.
         error_share: how far the replay without a change is from the step.
         wait_ns: how long a rank waits for later ones per step, in the mean.
         transfer_ns: how long data then moves per step, in the mean of the ranks.
-        apart: ranks that meet no other in a collective.
+        apart: ranks that meet no other in a collective, or were cut: they lack a step that most have.
         parts: the critical path by rank and cause, the longest part first; columns as in PART_SCHEMA.
         holders: who holds each step up; columns as in HOLDER_SCHEMA.
     """
@@ -68,33 +69,49 @@ class JobSteps:
         return not self.missing and self.error_share <= MOST_OFF
 
 
-def job_of(summaries: Sequence[RankSummary]) -> Job | None:
-    """The job of these ranks; None where no collective joins them."""
+def job_of(summaries: Sequence[RankSummary], matched: pl.DataFrame | None = None) -> Job | None:
+    """The job of these ranks; None where no collective joins them.
+
+    Args:
+        matched: of `matched_collectives` of the ranks, if it is known.
+    """
     if len(summaries) < 2:
         return None
-    matched = matched_collectives([summary.record.collectives for summary in summaries])
+    whole = _without_cut(summaries)
+    if matched is None or any(here is not given for here, given in zip(whole, summaries, strict=True)):
+        matched = matched_collectives([summary.record.collectives for summary in whole])
     if matched.is_empty():
         return None
-    job = Job([summary.times for summary in summaries], matched)
-    return job if (job.meeting >= 0).any() else None
+    job = Job([summary.times for summary in whole], matched)
+    return job if job.joined.any() else None
+
+
+def _without_cut(summaries: Sequence[RankSummary]) -> list[RankSummary]:
+    """Leave out the collectives of ranks that lack a step which most have: the others meet without them."""
+    steps = [set(summary.record.collectives.table["step"].to_list()) for summary in summaries]
+    counts = Counter(step for own in steps for step in own)
+    most = {step for step, count in counts.items() if 2 * count > len(summaries)}
+    return [
+        summary if own >= most else summary.without_collectives for summary, own in zip(summaries, steps, strict=True)
+    ]
 
 
 def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
     """What the steps of the job wait for."""
     names = [summary.record.name for summary in summaries]
-    path, steps = job.critical_path(), job.step_ns(job.measured)
+    path = job.critical_path()
     named = path.with_columns(pl.Series("rank", names).gather(path["rank"]).alias("rank"))
     whole, met = max(int(path["ns"].sum()), 1), job.meeting >= 0
     parts = named.group_by("rank", "cause").agg(total=pl.col("ns").sum())
     return JobSteps(
         step_ns=job.recorded_ns,
-        last=names[int(steps.argmax())],
-        ranks=len(summaries),
-        missing=max(max(summary.record.ranks for summary in summaries) - len(summaries), 0),
+        last=names[job.last(job.measured)],
+        ranks=int(job.joined.sum()),
+        missing=max(max(summary.record.ranks for summary in summaries) - int(job.joined.sum()), 0),
         error_share=job.error_share,
         wait_ns=int((job.end - job.start - job.transfer)[met].sum()) // (len(names) * job.steps),
         transfer_ns=int(job.transfer[met].sum()) // (len(names) * job.steps),
-        apart=job.apart,
+        apart=tuple(name for name, is_joined in zip(names, job.joined, strict=True) if not is_joined),
         parts=parts.sort("total", "rank", "cause", descending=[True, False, False]).select(
             "rank", "cause", ns=pl.col("total") // job.steps, share=pl.col("total") / whole
         ),
@@ -130,14 +147,17 @@ def promised(
     alike: dict[tuple[object, ...], dict[int, Saved]] = {}
     for place, (diagnosis, changes) in enumerate(zip(diagnoses, saved, strict=True)):
         for finding, change in zip(diagnosis.findings, changes, strict=True):
-            if finding.saving_ns_per_step > 0:
+            if finding.saving_ns_per_step > 0 and job.joined[place]:
                 of_ranks = alike.setdefault(_cause(finding), {})
                 here = change or _spread(job, place, finding)
                 of_ranks[place] = of_ranks[place].with_saved(here) if place in of_ranks else here
     savings = {cause: max(job.saving_ns(of_ranks), 0.0) for cause, of_ranks in alike.items()}
     result = []
-    for diagnosis, changes in zip(diagnoses, saved, strict=True):
+    for place, (diagnosis, changes) in enumerate(zip(diagnoses, saved, strict=True)):
         kept, hidden = [], 0
+        if not job.joined[place]:
+            result.append(diagnosis)
+            continue
         for finding, change in zip(diagnosis.findings, changes, strict=True):
             if finding.saving_ns_per_step <= 0:
                 kept.append(finding)
@@ -181,12 +201,12 @@ def _promise(
     if not is_replayed:
         basis += ", added up and spread evenly over its own work"
     if steps.missing:
-        basis += f"; {steps.missing:,} more ranks were not recorded"
+        basis += f"; {'one more was' if steps.missing == 1 else f'{steps.missing:,} more were'} not recorded whole"
     figures = (
         Figure("saving by this rank's trace alone, per step", finding.saving_ns_per_step, "ns"),
         Figure("ranks in the replay", steps.ranks, "count"),
         Figure("ranks that have this", alike, "count"),
-        *([Figure("ranks that were not recorded", steps.missing, "count")] if steps.missing else []),
+        *([Figure("ranks that were not recorded whole", steps.missing, "count")] if steps.missing else []),
     )
     return replace(
         finding,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from math import comb
 from typing import Final
 
+import numpy as np
 import polars as pl
 
-from stepscope.analysis.lateness import Lateness
-from stepscope.diagnosis.finding import Evidence, Figure, Finding
+from stepscope.analysis.matching import participants
+from stepscope.diagnosis.finding import Evidence, Figure, Finding, Remedy
 from stepscope.diagnosis.rank_summary import RankRecord
 from stepscope.diagnosis.rule import severity
-from stepscope.diagnosis.rules import slow_transfer
+from stepscope.diagnosis.rules import pipeline_bubbles, slow_transfer
 
 _CHANCE: Final = 0.05
 """Likelihood, at most, that ranks picked at random would have as much in common."""
@@ -54,6 +56,45 @@ def shared_place(records: Sequence[RankRecord], chosen: Sequence[int]) -> str | 
     return None
 
 
+_WORDS: Final = (
+    ("pipeline", r"(?:^|[^a-z])(?:pp|pipe|pipeline)(?:[^a-z]|$)"),
+    ("expert", r"(?:^|[^a-z])(?:ep|expert|experts|moe)(?:[^a-z]|$)"),
+    ("context", r"(?:^|[^a-z])(?:cp|context|ulysses|ring)(?:[^a-z]|$)"),
+    ("tensor", r"(?:^|[^a-z])(?:tp|tensor|mp)(?:[^a-z]|$)"),
+    ("data", r"(?:^|[^a-z])(?:dp|ddp|fsdp|hsdp|data|replicate|shard)(?:[^a-z]|$)"),
+)
+"""What frameworks call the groups of a kind of parallelism: PyTorch's meshes, Megatron, DeepSpeed."""
+_EARLY, _LATE, _OFTEN = 0.2, 0.4, 4
+
+
+def parallelism(matched: pl.DataFrame) -> dict[tuple[str, int], str]:
+    """What groups are for, by description and size: "tensor", "data", "pipeline", "expert" or "context".
+
+    Groups are told by their names; else by their exchanges: sends and receives are a pipeline's, and of two sizes of
+    groups that reduce, the one does so in all layers (tensor) and the other only later in the step (data). Those that
+    nothing tells are left out.
+    """
+    last = pl.col("arrivals_ns").list.max()
+    place = (last - last.min().over("step")) / (last.max().over("step") - last.min().over("step"))
+    groups = matched.with_columns(place=place).group_by("description", "size", maintain_order=True).agg(
+        is_between=pl.col("source").is_not_null().all(),
+        reduces=pl.col("kind").is_in(["all_reduce", "reduce_scatter", "all_gather"]).all(),
+        first=pl.col("place").quantile(0.05),
+        often=pl.len() / pl.struct("step", "group", pl.col("ranks").list.first()).n_unique(),
+    )  # fmt: skip
+    found: dict[tuple[str, int], str] = {}
+    reducing: dict[str, list[tuple[str, int]]] = {"tensor": [], "data": []}
+    for described, size, is_between, reduces, first, often in groups.iter_rows():
+        word = next((kind for kind, pattern in _WORDS if re.search(pattern, described.lower())), None)
+        if word or is_between:
+            found[described, size] = word or "pipeline"
+        elif reduces and first is not None and (first >= _LATE or (first <= _EARLY and often >= _OFTEN)):
+            reducing["data" if first >= _LATE else "tensor"].append((described, size))
+    if all(len(each) == 1 for each in reducing.values()):
+        found |= {key: kind for kind, keys in reducing.items() for key in keys}
+    return found
+
+
 def same_kernels(records: Sequence[RankRecord], place: int) -> tuple[float, int]:
     """How many times as long a rank's kernels take as the same ones (name and grid) of others, and how much longer."""
     mine = records[place].kernels
@@ -75,7 +116,7 @@ def exchanged_bytes(records: Sequence[RankRecord], place: int) -> float:
     return float(sums[place] * (len(sums) - 1) / others) if others else 0.0
 
 
-def slow_groups(records: Sequence[RankRecord], matched: pl.DataFrame, late: Lateness) -> Finding | None:
+def slow_groups(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
     """Groups of ranks whose transfers take longer than the same ones of other groups."""
     steps = max(matched["step"].n_unique(), 1)
     alike = ["kind", "bytes", "size", "description"]
@@ -128,3 +169,113 @@ def slow_groups(records: Sequence[RankRecord], matched: pl.DataFrame, late: Late
         ),
         slow_transfer.REMEDY,
     )
+
+
+def pipeline_stages(matched: pl.DataFrame) -> dict[int, int]:
+    """The stage of each rank of a pipeline, by its index; empty where activations come back to the first stage.
+
+    In each step a pair's first message goes forward, to the next stage.
+    """
+    pairs = matched.filter(pl.col("source").is_not_null() & (pl.col("ranks").list.len() == 2)).select(
+        "step", "source", target=pl.col("ranks").list.sum() - pl.col("source")
+    )
+    pair = (pl.min_horizontal("source", "target"), pl.max_horizontal("source", "target"))
+    forward = pairs.unique(["step", *(each.alias(name) for name, each in zip("ab", pair, strict=True))],
+                           keep="first", maintain_order=True).select("source", "target").unique()  # fmt: skip
+    before = dict(forward.select("target", "source").iter_rows())
+    if len(before) < forward.height:
+        return {}
+    stages: dict[int, int] = {}
+    for rank in sorted({*before, *before.values()}):
+        way = [rank]
+        while way[-1] in before and way[-1] not in stages:
+            way.append(before[way[-1]])
+            if len(way) > len(before) + 1:
+                return {}
+        first = stages.get(way[-1], 0)
+        stages |= {each: first + place for place, each in enumerate(reversed(way))}
+    return stages
+
+
+def bubbles(records: Sequence[RankRecord], matched: pl.DataFrame) -> Finding | None:
+    """What pipeline stages wait for each other, by phase, and the stage that computes longest."""
+    stages = pipeline_stages(matched)
+    if not stages:
+        return None
+    steps, step_ns = max(matched["step"].n_unique(), 1), max(record.step_ns for record in records)
+    taken = participants(matched).join(
+        matched.select("step", "source", exchange=pl.int_range(pl.len())), on="exchange"
+    ).filter(pl.col("source").is_not_null())  # fmt: skip
+    number = pl.col("rank").replace_strict(stages, default=None, return_dtype=pl.Int64)
+    sender = pl.col("source").replace_strict(stages, default=None, return_dtype=pl.Int64)
+    taken = taken.with_columns(stage=number, is_received=pl.col("source") != pl.col("rank"), sender=sender)
+    taken = taken.sort("rank", "step", "arrival_ns", maintain_order=True)
+    target = pl.col("stage").sum().over("exchange") - pl.col("sender")
+    taken = taken.with_columns(is_forward=target > pl.col("sender"))
+    place = pl.int_range(pl.len()).over("rank", "step")
+    returns = pl.when(pl.col("is_received") & ~pl.col("is_forward")).then(place).min().over("rank", "step")
+    arrives = pl.when(pl.col("is_received")).then(place).min().over("rank", "step")
+    final = pl.when(pl.col("is_forward")).then(place).max().over("rank", "step")
+    phase = (
+        pl.when(place <= pl.coalesce(returns, arrives)).then(pl.lit("warm-up")).when(place > final)
+        .then(pl.lit("drain")).otherwise(pl.lit("steady"))
+    )  # fmt: skip
+    waited = taken.with_columns(phase=phase).filter("is_received")
+    by_phase = dict(waited.group_by("phase").agg(pl.col("wait_ns").sum()).iter_rows())
+    ranks, count = len(stages), max(stages.values()) + 1
+    mean = {name: by_phase.get(name, 0) // ranks // steps for name in ("warm-up", "steady", "drain")}
+    saved = min(sum(mean.values()), step_ns)
+    share, limit = saved / step_ns, pipeline_bubbles.RULE.thresholds["share"].value
+    if saved <= 0 or share < limit:
+        return None
+    sent = taken.filter(~pl.col("is_received") & pl.col("is_forward") & (pl.col("stage") == 0))
+    batches = sent.height / steps / max(sum(stage == 0 for stage in stages.values()), 1)
+    bubble = (count - 1) / (batches + count - 1)
+    figures = [
+        Figure("share of the step that stages wait", share, "share", limit),
+        Figure("mean wait of a stage per step", saved, "ns"),
+        *(
+            Figure(f"of it in {name}" if name == "steady" else f"of it in the {name}", ns, "ns")
+            for name, ns in mean.items()
+        ),
+        Figure("stages", count, "count"),
+        Figure("micro-batches in a step", batches, "count"),
+        Figure("share of the step that so many stages and micro-batches leave idle", bubble, "share"),
+    ]
+    title = f"pipeline stages wait {saved / 1e6:,.1f} ms a step for each other in the mean"
+    remedy, slow = pipeline_bubbles.REMEDY, _slowest_stage(records, stages)
+    if slow is not None:
+        stage, more, longer = slow
+        title += f"; stage {stage} computes {more:.0%} longer than the mean stage"
+        figures += [
+            Figure(f"how much longer stage {stage} computes than the mean", more, "share"),
+            Figure("the same per step", longer, "ns"),
+            Figure("number of the stage", stage, "count"),
+        ]
+        remedy = Remedy(
+            f"Move layers from stage {stage} to the others until all compute as long; the embedding and the loss count "
+            "too.",
+            "stage = PipelineStage(part, index, stages, device)      # from split points that balance measured times",
+        )
+    else:
+        title += f": {batches:,.0f} micro-batches for {count} stages"
+    return Finding(
+        pipeline_bubbles.RULE.id, title, severity(share), saved, share,
+        "time from when a stage begins to receive until its peer sends, mean of all", "low", Evidence(tuple(figures)),
+        remedy,
+    )  # fmt: skip
+
+
+def _slowest_stage(records: Sequence[RankRecord], stages: dict[int, int]) -> tuple[int, float, int] | None:
+    """The stage whose devices compute longest, how much beyond the mean, and the same per step."""
+    computes: dict[int, list[float]] = {}
+    for rank, stage in stages.items():
+        kernels = records[rank].kernels
+        if kernels is None:
+            return None
+        computes.setdefault(stage, []).append(int(kernels["ns"].sum()) / records[rank].steps)
+    times = {stage: float(np.median(each)) for stage, each in computes.items()}
+    mean = sum(times.values()) / len(times)
+    stage = max(times, key=lambda each: times[each])
+    more = times[stage] / mean - 1 if mean else 0.0
+    return (stage, more, int(times[stage] - mean)) if more >= pipeline_bubbles.RULE.thresholds["more"].value else None

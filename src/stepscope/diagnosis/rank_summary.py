@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
+from stepscope.analysis.communication import exposed_intervals_on_host, exposed_on_host
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
@@ -40,7 +40,7 @@ BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
 _MOST_COLLECTIVES: Final = 40_000
 """Of one rank, so that a summary has at most 2 MB; those of later steps are left out."""
-_MOST_OF_ALL_RANKS: Final = 1_500_000
+_MOST_OF_ALL_RANKS: Final = 800_000
 """Of all ranks of a job, so that joining them takes at most 1 GiB."""
 _MOST_KERNELS: Final = 200
 _LONGEST_NAME: Final = 300
@@ -104,7 +104,8 @@ class RankSummary:
 
     Attributes:
         waits: for each collective of the record lead_ns and wait_ns, as in `stepscope.whatif.job.RankTimes`.
-        start_ns, end_ns: of the measured steps.
+        start_ns, end_ns: of the measured steps whose collectives are kept.
+        step_count: how many these are.
     """
 
     steps: RankSteps
@@ -112,6 +113,7 @@ class RankSummary:
     waits: pl.DataFrame
     start_ns: int
     end_ns: int
+    step_count: int
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -126,6 +128,14 @@ class RankSummary:
         )
 
     @property
+    def without_collectives(self) -> RankSummary:
+        kept = self.record.collectives
+        none = replace(
+            kept, table=kept.table.clear(), before=None if kept.before is None else kept.before.clear(), rank=None
+        )
+        return replace(self, record=replace(self.record, collectives=none), waits=self.waits.clear())
+
+    @property
     def times(self) -> RankTimes:
         """The rank as a part of its job."""
         record = self.record
@@ -133,22 +143,28 @@ class RankSummary:
             name=record.name,
             kept=record.collectives,
             waits=self.waits,
-            cause_ns={cause: ns * record.steps for cause, ns in record.causes.items()},
+            cause_ns={cause: ns * self.step_count for cause, ns in record.causes.items()},
             start_ns=self.start_ns,
             end_ns=self.end_ns,
-            steps=record.steps,
+            steps=self.step_count,
         )
 
 
 def rank_summary(view: View) -> RankSummary:
     record = rank_record(view)
-    waits = view.met.select("lead_ns", "wait_ns").head(record.collectives.table.height)
-    return RankSummary(rank_steps(view), record, waits, view.window.start_ns, view.window.end_ns)
+    kept, window, count = record.collectives.table.height, view.window, view.step_count
+    end_ns = window.end_ns
+    if kept < view.met.height:  # those of later steps are left out, and with them the steps
+        starts = view.complete_steps["start_ns"].to_numpy()
+        count = max(int(np.searchsorted(starts, view.met["start_ns"][kept], side="right")) - 1, 1)
+        end_ns = int(starts[count]) if count < len(starts) else end_ns
+    waits = view.met.select("lead_ns", "wait_ns").head(kept)
+    return RankSummary(rank_steps(view), record, waits, window.start_ns, end_ns, count)
 
 
 def rank_record(view: View) -> RankRecord:
     trace = view.trace
-    found = collectives(trace, device=view.device, window=view.window)
+    found = view.met
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)

@@ -15,11 +15,18 @@ import polars as pl
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.host import CAUSES
-from stepscope.analysis.lateness import Lateness, beyond, lateness
+from stepscope.analysis.lateness import Lateness, lateness
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
-from stepscope.diagnosis.rank_groups import exchanged_bytes, same_kernels, shared_place, slow_groups
+from stepscope.diagnosis.rank_groups import (
+    bubbles,
+    exchanged_bytes,
+    parallelism,
+    same_kernels,
+    shared_place,
+    slow_groups,
+)
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
@@ -37,6 +44,7 @@ _OFTEN: Final = 0.5
 """Share of the steps in which a rank is held up that is slow."""
 _TELLS: Final = 0.5
 """Share of the waiting, at least, that must be no noise."""
+_MOST: Final = 0.8
 _PART: Final = 0.5
 _SLOWER: Final = 1.03
 """How much longer the same kernels take on a slower device."""
@@ -54,12 +62,14 @@ class Reason:
             "before" where it left an exchange later that not all its ranks were recorded of.
         ns: how much longer, where the waiting begins.
         works: how many more pieces of device work they had there.
+        part: of `ns`, what is that rank's own.
     """
 
     place: int
     cause: str
     ns: int
     works: int
+    part: float
 
 
 def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np.int64]) -> list[Reason]:
@@ -75,8 +85,10 @@ def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np
     alike = alike.with_columns(known.drop("begin_ns").cast(pl.Int64))
     alike = alike.filter(pl.col("place").is_in(alike["place"].gather(parts).unique().implode()))
     names = [name for name in known.columns if name != "begin_ns"]
-    more = alike.with_columns(beyond(name, "place") for name in names)
-    more = more.filter(pl.col("part").is_in(pl.Series(parts).implode()))
+    chosen = pl.col("part").is_in(pl.Series(parts).implode())
+    others = {name: pl.col(name).filter(~chosen).mean().over("place") for name in names}
+    more = alike.with_columns((pl.col(name) - usual).fill_null(0).cast(pl.Int64) for name, usual in others.items())
+    more = more.filter(chosen)
     came = pl.col("held_ns") - pl.col("more_ns")
     more = more.with_columns(
         begin=pl.when(pl.col("row") == 0).then(came).otherwise(0),
@@ -84,15 +96,11 @@ def reasons(records: Sequence[RankRecord], late: Lateness, parts: npt.NDArray[np
     )
     causes = [*(name for name in names if name != "works"), "begin", "before"]
     by_rank = more.group_by("rank").agg(pl.col(*causes, "works").sum()).sort("rank")
-    found = [
-        Reason(
-            int(by_rank["rank"][by_rank[cause].arg_max() or 0]),
-            cause,
-            int(by_rank[cause].sum()),
-            int(by_rank["works"].sum()),
-        )
-        for cause in causes
-    ]
+    found = []
+    for cause in causes:
+        place, ns = int(by_rank[cause].arg_max() or 0), int(by_rank[cause].sum())
+        part = by_rank[cause][place] / max(ns, 1)
+        found.append(Reason(by_rank["rank"][place], cause, ns, int(by_rank["works"].sum()), part))
     return sorted((each for each in found if each.ns > 0), key=lambda each: (-each.ns, each.place, each.cause))
 
 
@@ -112,11 +120,12 @@ def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = N
     if matched.is_empty():
         return ()
     waits = _waits(records, matched)
-    apart = _apart(waits)  # the same waits as of those that come late
-    least = 0 if apart is None else _TELLS * apart.saving_ns_per_step
-    most = next((each for each in (_late(waits), _shared(waits)) if each and each.saving_ns_per_step >= least), apart)
-    slow = slow_groups(records, matched, waits.late) or _slow(records, matched, waits.steps)
-    findings = [finding for finding in (most, slow) if finding is not None]
+    late, apart = _late(waits), _apart(waits)  # of the same waits
+    if late and apart and len(waits.slow) > 1 and late.saving_ns_per_step < _TELLS * apart.saving_ns_per_step:
+        late = None
+    most = _shared(waits) or late or apart
+    slow = slow_groups(records, matched) or _slow(records, matched, waits.steps)
+    findings = [each for each in (most, slow, bubbles(records, matched)) if each is not None]
     return tuple(sorted(findings, key=lambda finding: -finding.saving_ns_per_step))
 
 
@@ -154,8 +163,8 @@ class _Waits:
         gain_ns: the part that ends when the rank that comes last comes with the one before it.
         root: rank where the waiting begins.
         tells: whether that rank is held up for certain there, more than noise would do.
-        held: ranks that are held up, all steps together.
-        slow: those of them that are in most steps.
+        slow: ranks that are held up in most steps, at least half as much as the slowest.
+        slow_ns: how much the slowest of them is, in the mean step.
     """
 
     records: Sequence[RankRecord]
@@ -165,8 +174,8 @@ class _Waits:
     gain_ns: Times
     root: Times
     tells: npt.NDArray[np.bool_]
-    held: npt.NDArray[np.int64]
     slow: npt.NDArray[np.int64]
+    slow_ns: int
 
     @property
     def steps(self) -> int:
@@ -176,10 +185,14 @@ class _Waits:
     def step_ns(self) -> int:
         return max(record.step_ns for record in self.records)
 
-    def why(self, chosen: npt.NDArray[np.bool_]) -> list[Reason]:
-        rank = self.late.parts["rank"].to_numpy()
-        every = np.flatnonzero(np.isin(rank, np.intersect1d(self.held, self.root[chosen])))
-        return reasons(self.records, self.late, np.union1d(every, self.late.root[chosen]))
+    def why(self, chosen: npt.NDArray[np.bool_], ranks: npt.ArrayLike) -> list[Reason]:
+        """Where most of these waits begin, and all that these ranks do."""
+        every = np.flatnonzero(np.isin(self.late.parts["rank"].to_numpy(), ranks))
+        roots, place = np.unique(self.late.root[chosen], return_inverse=True)
+        gains = np.bincount(place, self.gain_ns[chosen], len(roots))
+        order = np.argsort(-gains, kind="stable")
+        earlier = np.cumsum(gains[order]) - gains[order]
+        return reasons(self.records, self.late, np.union1d(every, roots[order[earlier <= _MOST * gains.sum()]]))
 
 
 def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
@@ -200,10 +213,12 @@ def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
         mean=pl.col("held_ns").sum() / steps,
     )
     held = of_rank.filter((pl.col("certain") > _CERTAIN) & (pl.col("mean") > least))
-    slow = held.filter(pl.col("often") > _OFTEN)["rank"].sort().to_numpy()
+    slow = held.filter(pl.col("often") > _OFTEN).filter(pl.col("mean") > _PART * pl.col("mean").max()).sort("rank")
     root = late.parts["rank"].to_numpy()[late.root]
-    tells = (np.isin(root, held["rank"]) | (late.deviations[late.root] > _CERTAIN)) & ~late.is_network
-    return _Waits(records, matched, late, waits, gain, root, tells, held["rank"].to_numpy(), slow)
+    is_event = (late.deviations > _CERTAIN) & (late.parts["held_ns"] > least).to_numpy()
+    tells = (np.isin(root, held["rank"]) | is_event[late.root]) & ~late.is_network
+    slowest = int(slow["mean"].to_numpy().max(initial=0))
+    return _Waits(records, matched, late, waits, gain, root, tells, slow["rank"].to_numpy(), slowest)
 
 
 def _late(waits: _Waits) -> Finding | None:
@@ -218,7 +233,7 @@ def _late(waits: _Waits) -> Finding | None:
     if _some_missing(records) or saved <= 0 or saved / waits.step_ns < limit or by_rank[last] < times * total:
         return None
     slow, share = records[last], saved / waits.step_ns
-    told = _told(records, waits.why(waits.tells & (waits.root == last)), waits.steps, saved)
+    told = _told(records, waits.why(waits.tells & (waits.root == last), [last]), waits.steps, saved)
     return Finding(
         late_rank.RULE.id,
         f"the other ranks wait {saved / 1e6:,.1f} ms a step for {slow.name}{told.after_the_rank}",
@@ -256,7 +271,7 @@ def _shared(waits: _Waits) -> Finding | None:
     share, limit = saved / waits.step_ns, late_rank.RULE.thresholds["share"].value
     if share < limit:
         return None
-    told = _told(records, waits.why(chosen), waits.steps * len(slow), saved, "each one")
+    told = _told(records, waits.why(chosen, slow), waits.steps * len(slow), saved, "each one")
     return Finding(
         late_rank.RULE.id,
         f"the other ranks wait {saved / 1e6:,.1f} ms a step for {len(slow)} ranks of {shared}{told.after_all}",
@@ -290,12 +305,14 @@ def _apart(waits: _Waits) -> Finding | None:
     exposed = sum(record.exposed_ns for record in records) // len(records)
     saved = min(sum(of_rank) // len(of_rank), exposed, waits.step_ns)
     limit = late_rank.RULE.thresholds["share"].value
-    is_noise = waits.waits_ns[waits.tells].sum() < _TELLS * waits.waits_ns.sum()
+    is_slow = waits.slow_ns >= limit * waits.step_ns
+    known = max(int(waits.gain_ns[waits.tells].sum()) // len(records) // steps, waits.slow_ns)  # not what noise adds
+    is_noise = known < limit * waits.step_ns or waits.waits_ns[waits.tells].sum() < _TELLS * waits.waits_ns.sum()
     if _some_missing(records) or is_noise or saved <= 0 or saved / waits.step_ns < limit:
         return None
     last, first = int(np.argmin(of_rank)), int(np.argmax(of_rank))
     share, (kind, of_kind) = saved / waits.step_ns, _most_waited_in(matched)
-    told = _told(records, waits.why(waits.tells), steps, saved)
+    told = _told(records, waits.why(waits.tells, waits.slow[: len(waits.slow) * is_slow]), steps, saved)
     return Finding(
         late_rank.RULE.id,
         f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean, {of_kind:.0%} of it in {kind}: "
@@ -331,6 +348,7 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
     "bytes": pl.Int64,  # message of one rank; null where unknown
     "group": pl.String,  # what the program calls the groups of ranks; "" where unknown
+    "parallel": pl.String,  # what they are for: tensor, data, pipeline, expert or context; "" where nothing tells
     "ranks": pl.Int64,  # in a group
     "groups": pl.Int64,  # groups of so many ranks that exchange this, among these ranks
     "per_step": pl.Float64,  # exchanges of one group in a step
@@ -374,7 +392,7 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
     steps = max(matched["step"].n_unique(), 1)
     links = {record.link_gb_per_s for record in records}
     link = links.pop() if len(links) == 1 else None
-    bare = _exposed(records, matched)
+    bare, parallel = _exposed(records, matched), parallelism(matched)
     rows = []
     for key, mine in matched.group_by(_ALIKE, maintain_order=True):
         kind, size, described, ranks = str(key[0]), key[1], key[2], int(str(key[3]))
@@ -386,7 +404,8 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
         exposed, spent, most, how = bare[key]
         last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
         waited = int(mine["waits_ns"].list.sum().sum()) // int(groups.sum())
-        rows.append((kind, size, described, ranks, len(groups), mine.height / steps / len(groups), waited // steps,
+        role, per_step = parallel.get((described, ranks), ""), mine.height / steps / len(groups)
+        rows.append((kind, size, described, role, ranks, len(groups), per_step, waited // steps,
                      taken // len(groups) // steps, how, algorithm_rate, rate, rate and link and rate / link,
                      exposed // int(groups.sum()) // steps, 1 - exposed / max(spent, 1), records[most].name,
                      records[last].name, times / mine.height))  # fmt: skip
@@ -445,12 +464,20 @@ class _Told:
 
 
 def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int, name: str = "") -> _Told:
-    """The largest of the reasons, if it is a good part of what would be saved; `name` is the rank's unless given."""
+    """The largest of the reasons, if it is a good part of what would be saved.
+
+    Args:
+        name: of those whose reasons they are; by default the rank that did most of it, with its part, if it is a good
+            part of all.
+    """
     if not why or why[0].ns // steps < _TELLING * saved:
         return _Told()
     reason = why[0]
     record, ns = records[reason.place], reason.ns // steps
-    longer, name = f"{ns / 1e6:,.1f} ms", name or record.name
+    if not name and reason.part >= _TELLING:
+        ns = int(ns * reason.part)
+        name = record.name
+    longer, name = f"{ns / 1e6:,.1f} ms", name or "one rank or another"
     if reason.cause in _LATER:
         words, remedy = _LATER[reason.cause]
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")

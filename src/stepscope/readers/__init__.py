@@ -181,25 +181,28 @@ def place_in_job(path: Path) -> tuple[int, int] | None:
     if place := place_among_xla_hosts(path):
         return place
     match = _NAMED_RANK.search(path.name)
-    try:
-        folder = Path(os.path.abspath(path)).parent
-        names = _names_in(folder, folder.stat().st_mtime_ns) if match else ()
-    except OSError:
-        return None  # a web address, or gone
     if match is None:
         return None
-    before, after = path.name[: match.start(1)], path.name[match.end(1) :]
+    folder = Path(os.path.abspath(path)).parent
+    try:
+        changed_ns = folder.stat().st_mtime_ns
+        ranks = _ranks_alike(folder, changed_ns, path.name[: match.start(1)], path.name[match.end(1) :])
+    except OSError:
+        return None  # a web address, or gone
+    return (int(match[1]), ranks) if ranks > 1 else None
+
+
+@lru_cache(maxsize=16)
+def _ranks_alike(folder: Path, changed_ns: int, before: str, after: str) -> int:
+    """How many files differ by the rank in their names alone; 0 unless they begin with 0 and miss none."""
+    del changed_ns  # a part of the key
     alike = (
-        name[len(before) : len(name) - len(after)] for name in names if name.startswith(before) and name.endswith(after)
+        name[len(before) : len(name) - len(after)]
+        for name in os.listdir(folder)
+        if name.startswith(before) and name.endswith(after)
     )
     ranks = sorted({int(middle) for middle in alike if middle.isdecimal()})
-    return (int(match[1]), len(ranks)) if len(ranks) > 1 and ranks == list(range(len(ranks))) else None
-
-
-@lru_cache(maxsize=4)
-def _names_in(folder: Path, changed_ns: int) -> tuple[str, ...]:
-    del changed_ns  # a part of the key
-    return tuple(os.listdir(folder))
+    return len(ranks) if ranks == list(range(len(ranks))) else 0
 
 
 def without_xla_twins(files: list[Path]) -> list[Path]:
@@ -224,7 +227,8 @@ def _children(folder: Path) -> list[tuple[Path, bool]]:
     if url is not None:
         return remote.children(url)
     try:
-        return [(child, child.is_dir()) for child in folder.iterdir() if child.is_dir() or child.is_file()]
+        with os.scandir(folder) as found:
+            return [(folder / each.name, each.is_dir()) for each in found if each.is_dir() or each.is_file()]
     except OSError:
         return []
 

@@ -1,6 +1,6 @@
 """Logs of each rank's collectives: dumps of PyTorch's flight recorder, and files of NCCL's Inspector.
 
-Flight recorder (TORCH_FR_BUFFER_SIZE, before torch 2.10 TORCH_NCCL_TRACE_BUFFER_SIZE): a file for each rank, a pickle
+Flight recorder (TORCH_FR_BUFFER_SIZE, formerly TORCH_NCCL_TRACE_BUFFER_SIZE): a file for each rank, a pickle
 (nccl_trace_rank_3) or JSON, with the last calls, their sizes, states and call stacks, and the members of groups.
 
 Inspector (NCCL_INSPECTOR_ENABLE=1, from NCCL 2.28; RCCL has it too): a line of JSON for each collective of a
@@ -41,6 +41,7 @@ CALL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "created_ns": pl.Int64,  # when the host made the call, since 1970; null where unknown
     "duration_ns": pl.Int64,  # on the device; null where it was not timed
     "bus_gb_per_s": pl.Float64,  # null where unknown
+    "algorithm": pl.String,  # and protocol, such as "RING LL128"; "" where not written
     "place": pl.String,  # the user's line that made the call; "" where unknown
 }
 """Columns of the collectives of all ranks: one row for each call on each rank."""
@@ -63,6 +64,7 @@ class _Call(NamedTuple):
     created_ns: int | None
     duration_ns: int | None
     bus_gb_per_s: float | None
+    algorithm: str
     place: str
 
 
@@ -102,8 +104,15 @@ class CollectiveLogs:
 
 
 _HEAD_BYTES: Final = 1 << 12
-_IS_DUMP: Final = re.compile(rb'"(?:collective_seq_id|pg_config|pg_status|comm_lib_version)"\s*:')
-_IS_PICKLED_DUMP: Final = re.compile(rb"pg_config|pg_status|comm_lib_version|nccl_version")
+_IS_PICKLED_DUMP: Final = re.compile(
+    rb"\A.{2,36}?(?:pg_config|(?:version|entries).{0,2000}?(?:pg_config|pg_status|collective_seq_id))", re.DOTALL
+)
+_IS_DUMP: Final = re.compile(
+    rb'\A\{\s*"(?:comm_lib_version|nccl_version|nccl_comm_state|entries|pg_config|pg_status|version|rank)"\s*:'
+)
+_OF_DUMPS: Final = re.compile(rb'"(?:collective_seq_id|pg_config|pg_status)"\s*:')
+_OF_TRACES: Final = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"')
+"""Keys of traces, of which Kineto's list the groups of ranks too."""
 _IS_INSPECTOR: Final = re.compile(rb'\A\{\s*"header"\s*:\s*\{.{0,400}?"n_ranks"\s*:.{0,800}?"(?:coll|p2p)_perf"', re.S)
 _RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|bin|log|txt))*$")
 _DEFAULT_GROUP: Final = "0 (default_pg)"
@@ -119,13 +128,13 @@ _MOST_RANKS: Final = 1 << 24
 def kind_of_log(head: bytes) -> str | None:
     """Which of the two a file is, by its first bytes; None if neither."""
     if head.startswith(PICKLES):
-        return "flight recorder" if _IS_PICKLED_DUMP.search(head[:_HEAD_BYTES]) else None
+        return "flight recorder" if _IS_PICKLED_DUMP.match(head[:_HEAD_BYTES]) else None
     text = text_of(head[:_HEAD_BYTES])
-    if not text.startswith(b"{") or b'"traceEvents"' in text:
+    if not text.startswith(b"{") or any(key in text for key in _OF_TRACES):
         return None
     if _IS_INSPECTOR.match(text):
         return "NCCL Inspector"
-    return "flight recorder" if _IS_DUMP.search(text) else None
+    return "flight recorder" if _IS_DUMP.match(text) and _OF_DUMPS.search(text) else None
 
 
 def is_collective_log(path: str | Path) -> bool:
@@ -251,7 +260,8 @@ class _Job:
         is_timed = perf.coll_timing_source in ("", "kernel_gpu") and 0 < time_us < _LONGEST_NS / 1e3
         self.rows.append(_Call(
             process, _text(header.id), ranks, number, _text(perf.coll), "", None, None, size, True, True, None,
-            round(time_us * 1e3) if is_timed else None, rate if is_timed and 0 < rate < _FASTEST else None, "",
+            round(time_us * 1e3) if is_timed else None, rate if is_timed and 0 < rate < _FASTEST else None,
+            _text(f"{perf.coll_algo} {perf.coll_proto}".replace("unknown", "").strip()), "",
         ))  # fmt: skip
 
     def _name_inspected(self) -> None:
@@ -315,6 +325,7 @@ def _call(entry: Any, process: int) -> _Call | None:
         created_ns=_number(entry.get("time_created_ns")) or None,
         duration_ns=round(took * 1e6) if isinstance(took, (int, float)) and 0 < took < _LONGEST_NS / 1e6 else None,
         bus_gb_per_s=None,
+        algorithm="",
         place=_place(entry.get("frames")),
     )
 
@@ -402,6 +413,8 @@ class _Collective(msgspec.Struct):
     coll_exec_time_us: float = 0
     coll_timing_source: str = ""
     coll_busbw_gbs: float = 0
+    coll_algo: str = ""
+    coll_proto: str = ""
 
 
 class _Inspected(msgspec.Struct):

@@ -13,6 +13,7 @@ from stepscope.compare.job import JobComparison
 from stepscope.compare.matching import SAME
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import EnergyComparison, SideSummary
+from stepscope.report.diagnosis import missing_sentence
 from stepscope.report.document import (
     Block,
     Document,
@@ -152,7 +153,7 @@ def job_sentences(job: JobComparison) -> Iterator[str]:
             yield f"Besides waiting, {verdict} beyond chance: {', '.join(named)}{more}."
     for word, steps in (("before", job.before), ("after", job.after)):
         if steps.missing:
-            yield f"{count(steps.missing)} more ranks of the job {word} are not here: they may hold it up unseen."
+            yield missing_sentence(steps.missing, f" {word}")
 
 
 _NAMED: Final = 4

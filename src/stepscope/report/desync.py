@@ -48,11 +48,15 @@ def headline(logs: CollectiveLogs, found: Desync) -> str:
     if causes:
         first = max(causes, key=lambda each: (bool(each.missing), len(each.waiting)))
         return f"{_unfinished(logs, found, first)}."
-    late = _latest(logs, found)
-    return (
-        late
-        or f"All {count(logs.calls.height)} logged calls match and are done, and no rank comes late more than others."
-    )
+    return _latest(logs, found) or _all_is_well(logs)
+
+
+def _all_is_well(logs: CollectiveLogs) -> str:
+    here = {each.rank for each in logs.processes}
+    unlogged = sorted({rank for ranks in logs.members.values() for rank in ranks} - here)
+    without = f"; of {_numbers(unlogged)} there is no log" if unlogged else ""
+    calls = count(logs.calls.height)
+    return f"All {calls} logged calls match and are done, and no rank comes late more than others{without}."
 
 
 def _latest(logs: CollectiveLogs, found: Desync) -> str:
@@ -131,7 +135,8 @@ def desync_blocks(logs: CollectiveLogs, found: Desync, *, headed: bool = False) 
             f"median of like groups {median:,.1f} GB/s. Compare its links, switches and hosts with the others'."
             for kind, size, group, low, median in found.slow
         ]
-        table = Table(found.rates, "exchanges", brief=tuple(found.rates.columns))
+        rates = found.rates if (found.rates["algorithm"] != "").any() else found.rates.drop("algorithm")
+        table = Table(rates, "exchanges", brief=tuple(rates.columns))
         yield Section("How fast data moves once the last rank has come", (table, *_items(slow)))
     yield from section_if(
         "Not in this report", *_items([f"{reason.removesuffix('.')}." for _, reason in logs.unreadable])

@@ -335,7 +335,7 @@ def job_sentences(job: JobSteps) -> Iterator[str]:
     off = job.error_share
     gives = "the recorded times" if off < _ALIKE else f"a step that is off by {share(off)}"
     yield (
-        f"A step takes {duration(job.step_ns)} on {job.last}, which takes longest. The replay of {count(job.ranks)} "
+        f"A step takes {duration(job.step_ns)}, that of the last rank ({job.last}). The replay of {count(job.ranks)} "
         f"ranks without a change gives {gives}."
     )
     holders = job.holders.group_by("rank").agg(steps=pl.len()).sort("steps", "rank", descending=[True, False])
@@ -346,10 +346,17 @@ def job_sentences(job: JobSteps) -> Iterator[str]:
         what = _ON_PATH.get(most) or CAUSES.get(most, most)
         yield f"The others wait for {rank} in {of}, mostly while {what}."
     if job.missing:
-        yield f"{count(job.missing)} more ranks of the job are not here: they may hold it up unseen."
+        yield missing_sentence(job.missing)
     if job.apart:
+        more = f" and {count(len(job.apart) - _MOST_PARTS)} more" if len(job.apart) > _MOST_PARTS else ""
         names = ", ".join(job.apart[:_MOST_PARTS])
-        yield f"No collective joins these to the others, so that nothing is known of their waits: {names}."
+        yield f"Not in the replay, because their collectives or some of their steps were not recorded: {names}{more}."
+
+
+def missing_sentence(missing: int, where: str = "") -> str:
+    """What ranks that are not here mean for the answer."""
+    which = f"One rank of the job{where} is" if missing == 1 else f"{count(missing)} ranks of the job{where} are"
+    return f"{which} not here, or not whole: waits for {'it' if missing == 1 else 'them'} count as transfer."
 
 
 def clock_sentence(found: Exchanges) -> str:

@@ -148,14 +148,15 @@ def _asked(answer: Answer) -> str:
 
 
 def job_sentence(job: JobProspect) -> str:
-    """Format "a step of the job would take 118.5 ms instead of 174.9 ms: ...; then rank 3 takes longest"."""
+    """Format "a step of the job would take 118.5 ms instead of 174.9 ms: ...; the last rank is rank 3, as now"."""
     now, then, saved = duration(job.measured_step_ns), duration(job.step_ns), job.saving_share
     text = (
         f"a step of the job would take {then} instead of {now}: {share(abs(saved))} {'less' if saved > 0 else 'more'}"
     )
     if abs(saved) < _ALIKE:
         text = f"a step of the job would still take {now}"
-    return f"{text}; {job.last_then} takes longest{' then' if job.last != job.last_then else ', as now'}"
+    before = ", as now" if job.last == job.last_then else f", now it is {job.last}"
+    return f"{text}; the last rank is {job.last_then}{before}"
 
 
 def _ranks(answer: Answer) -> Iterator[Section]:

@@ -78,6 +78,9 @@ _KNOWN: Final = "key-of-"
 _TEMPORARY: Final = "stepscope-store-"
 _ABANDONED_AFTER_S: Final = 60
 _KEY: Final = re.compile(r"[0-9a-f]{64}")
+_OTHERS_ADD: Final = 16
+_room: dict[tuple[str, int], int] = {}
+"""Bytes that a cache with a limit had room for at the last look, less what was added since."""
 _log = logging.getLogger("stepscope.cache")
 
 
@@ -335,13 +338,24 @@ class TraceCache:
                     return found
             else:
                 to_disk(self.root)
-                self._evict()
+                self._evict_after(_size(self._directory(key)))
                 return open_unsealed(self._directory(key), hold)
         return open_unsealed(directory, _Temporary(directory, hold))
+
+    def _evict_after(self, added: int) -> None:
+        """Look whether the limit is exceeded, unless there was room for many times what was added since the last look.
+
+        A look takes 0.1 s for 1,000 stores, and other processes add to them, too.
+        """
+        place = str(self.root), self.limit()
+        _room[place] = _room.get(place, 0) - _OTHERS_ADD * added
+        if _room[place] <= 0:
+            self._evict()
 
     def _evict(self) -> None:
         entries = self.entries()
         excess = sum(entry.bytes for entry in entries) - self.limit()
+        _room[str(self.root), self.limit()] = -excess
         for entry in reversed(entries):
             if excess <= 0:
                 return

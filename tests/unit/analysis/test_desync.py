@@ -11,9 +11,10 @@ from stepscope.analysis.desync import Desync, desync
 from stepscope.commands import main
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers import trace_files
-from stepscope.readers.collective_logs import collective_logs, is_collective_log, log_files
+from stepscope.readers.collective_logs import collective_logs, is_collective_log, kind_of_log, log_files
 from stepscope.report.desync import desync_document, desync_json, headline
 from stepscope.report.text import text_of
+from tests.simulator import kineto_bytes
 from tests.simulator.collective_logs import (
     ELEMENTS,
     TRANSFER_NS,
@@ -25,6 +26,7 @@ from tests.simulator.collective_logs import (
     write_dumps,
     write_inspected,
 )
+from tests.simulator.ranks import rank_machine
 
 RECORDED = Path(__file__).parents[2] / "fixtures/flight_recorder"
 
@@ -138,12 +140,16 @@ def test_the_inspectors_late_rank_and_rates(tmp_path: Path) -> None:
     late = 200 * US
     for rank in range(4):
         took = TRANSFER_NS if rank == 3 else TRANSFER_NS + late
-        write_inspected(tmp_path / f"node0-{rank}.log", [inspected(rank, number, took) for number in range(1, 4)])
+        how = {"coll_algo": "RING", "coll_proto": "LL128"} if rank else {}
+        write_inspected(
+            tmp_path / f"node0-{rank}.log", [inspected(rank, number, took, **how) for number in range(1, 4)]
+        )
     logs = collective_logs(log_files(tmp_path))
     found = desync(logs)
     assert logs.kinds == ("NCCL Inspector",)
     assert logs.processes[found.arrivals["process"][0]].name == "rank 3"
     assert found.arrivals.row(0)[1:] == (3, 3, 3 * late, 0)
+    assert found.rates["algorithm"].to_list() == ["RING LL128"]
     assert found.rates["bus_gb_per_s"].to_list() == pytest.approx([1.5 * 4 * ELEMENTS / TRANSFER_NS])
 
 
@@ -180,8 +186,10 @@ def test_a_pickle_with_objects_is_refused_and_the_rest_is_read(tmp_path: Path) -
     write_dumps(tmp_path, 2, lambda _: [entry(1)])
     hostile = b"\x80\x02}X\x09\x00\x00\x00pg_configcos\nsystem\n(X\x04\x00\x00\x00trueR."
     (tmp_path / "nccl_trace_rank_2").write_bytes(hostile)
+    (tmp_path / "nccl_trace_rank_0").unlink()
     logs = collective_logs(log_files(tmp_path))
-    assert len(logs.processes) == 2
+    assert len(logs.processes) == 1
+    assert "of rank 0 there is no log" in headline(logs, desync(logs))
     [(path, reason)] = logs.unreadable
     assert path.endswith("rank_2")
     assert "which could run code" in reason
@@ -228,11 +236,25 @@ def test_the_command_answers_a_folder_of_dumps(tmp_path: Path, capsys: pytest.Ca
     assert "/home/user" not in text
 
 
+def test_a_damaged_log_does_not_keep_traces_from_being_diagnosed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.json").write_bytes(kineto_bytes(rank_machine((False,) * 3, layers=2)))
+    (tmp_path / "nccl_trace_rank_0").write_bytes((RECORDED / "hang" / "nccl_trace_rank_0").read_bytes()[:900])
+    assert main(["diagnose", str(tmp_path), "--no-cache", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert "collectives" not in json.loads(told.out)
+    assert "nccl_trace_rank_0" in told.err
+
+
 def test_logs_are_no_traces(tmp_path: Path) -> None:
     write_inspected(tmp_path / "node0.json", [inspected(0, 1)])
     (tmp_path / "trace.json").write_text('{"traceEvents": []}')
     assert [file.name for file in trace_files(tmp_path)] == ["trace.json"]
     assert not is_collective_log(tmp_path / "trace.json")
+    header = b'{"schemaVersion": 1, "distributedInfo": {"rank": 0, "pg_config": [{"pg_name": "0"}]}, '
+    assert kind_of_log(header) is None
+    assert kind_of_log(header.replace(b'"schemaVersion": 1, ', b"")) is None
 
 
 def test_documents_hold_what_was_found(tmp_path: Path) -> None:

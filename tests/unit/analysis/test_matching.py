@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pytest
 
+from stepscope.analysis import matching
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives, participants
 
 SECOND = 1_000_000_000
@@ -98,3 +100,12 @@ def test_ranks_that_share_no_exchange_keep_their_own_clocks() -> None:
     found = matched_collectives([*ranks, empty])
     assert {number: clock.ahead_ns for number, clock in clocks(found).items()} == {0: 0, 1: SECOND, 2: 0, 3: SECOND}
     assert found["late_ns"].to_list() == [10, 30]
+
+
+def test_a_piece_of_the_steps_at_a_time_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"step": at // 3, "start_ns": 100 * at + at % 2, "end_ns": 100 * at + 90} for at in range(30)]
+    ranks = [rank(number, rows[number:], clock_ns=7_000 * number) for number in range(3)]
+    whole = matched_collectives(ranks)
+    monkeypatch.setattr(matching, "_PIECE_ROWS", 10)
+    assert matched_collectives(ranks).equals(whole)
+    assert whole.height == 28

@@ -13,7 +13,7 @@ from stepscope.record.watch_log import Watched
 
 
 def recording(number: int = 0, **values: object) -> Watched:
-    return Watched(job="a", unix_s=600.0 * number, **values)  # type: ignore[arg-type]
+    return Watched(job="a", unix_s=600.0 * number, **{"first_step": number, **values})  # type: ignore[arg-type]
 
 
 def turns(alert: str, values: Sequence[float | None]) -> list[tuple[int, str]]:
@@ -102,7 +102,7 @@ def test_every_metric_of_a_full_recording_and_none_of_an_empty_one() -> None:
     full = {"step_ns": 2e6, "recorded_step_ns": 4e6, "causes": {"input": 1e6}, "communication_ns": 2e6, "wait_ns": 1e6}
     more = {"memory_bytes": 2**30, "device_bytes": 2**31, "cost_s": 3.0, "interval_s": 600.0}
     history = [recording(number, **full, **more) for number in range(4)]
-    assert {name: value(history) for name, (value, _) in METRICS.items()} == {
+    assert {name: value(history) for name, value in METRICS.items()} == {
         "step_ms": 2.0,
         "recorded_step_ms": 4.0,
         "idle_percent": 25.0,
@@ -115,7 +115,7 @@ def test_every_metric_of_a_full_recording_and_none_of_an_empty_one() -> None:
         "cost_percent": 0.5,
         "failures": 0.0,
     }
-    assert {name for name, (value, _) in METRICS.items() if value([recording()]) is not None} == {"failures"}
+    assert {name for name, value in METRICS.items() if value([recording()]) is not None} == {"failures"}
 
 
 def test_the_trend_of_memory_holds_against_one_outlier() -> None:
@@ -126,8 +126,8 @@ def test_the_trend_of_memory_holds_against_one_outlier() -> None:
 
 
 def test_the_trend_of_memory_begins_anew_with_the_job() -> None:
-    sizes = [9000, 9000, 9000, 9000, 100, 110, 120, 130]
-    steps = [100, 200, 300, 400, 50, 150, 250, 350]
+    sizes = [9000, 9000, 9000, 9000, None, 100, 110, 120, 130]
+    steps = [100, 200, 300, 400, None, 50, 150, 250, 350]
     history = [recording(n, memory_bytes=size, first_step=steps[n]) for n, size in enumerate(sizes)]
     assert growth_per_hour(history, lambda each: each.memory_bytes) == pytest.approx(60)
 

@@ -117,8 +117,27 @@ def test_without_a_rank_less_is_certain(reports: list[TraceReport]) -> None:
     )[1].findings  # fmt: skip
 
     assert (steps.missing, steps.is_whole, finding.confidence) == (1, False, "low")
-    assert any(figure.name == "ranks that were not recorded" for figure in finding.evidence.figures)
+    assert any(figure.name == "ranks that were not recorded whole" for figure in finding.evidence.figures)
     assert len(list(job_sentences(steps))) == 3
+
+
+def test_a_cut_rank_is_left_out_and_named(reports: list[TraceReport]) -> None:
+    whole = [report.rank for report in reports if report.rank is not None]
+    kept = whole[0].record.collectives
+    assert kept.before is not None
+    first = replace(kept, table=kept.table.head(1), before=kept.before.head(1))
+    cut = replace(whole[0], record=replace(whole[0].record, collectives=first), waits=whole[0].waits.head(1))
+    summaries = [cut, *whole[1:]]
+
+    found = job_of(summaries)
+
+    assert found is not None
+    steps = job_steps(found, summaries)
+    assert (steps.apart, steps.ranks, steps.missing, steps.error_share) == (("rank 0",), 2, 1, 0)
+    assert (steps.last, steps.step_ns) == (f"rank {LATE}", step_ns(INPUT_NS))
+    diagnoses = [report.diagnosis for report in reports]
+    after = promised(diagnoses, [report.saved for report in reports], found, steps, minimum_share=0.0)
+    assert after[0] == diagnoses[0]
 
 
 def test_ranks_without_common_collectives_are_no_job(reports: list[TraceReport]) -> None:

@@ -49,6 +49,18 @@ def test_kept_summaries_give_the_answers_of_the_traces(tmp_path: Path) -> None:
     assert max(place.stat().st_size for place in tmp_path.iterdir() if place.is_file()) < SMALL
 
 
+def test_of_each_rank_of_a_large_job_fewer_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = summaries(100, 500)[0].record.collectives.table["step"].to_list()
+    for most in (len(whole) - 1, 0):  # at least the first step stays, whole
+        monkeypatch.setattr("stepscope.diagnosis.rank_summary._MOST_OF_ALL_RANKS", 2 * most)
+        part = summaries(100, 500)[0].record.collectives
+        steps = part.table["step"].to_list()
+        assert 0 < len(steps) < len(whole)
+        assert steps == [step for step in whole if step <= steps[-1]]
+        assert part.before is not None
+        assert part.before.height == len(steps)
+
+
 def test_a_rank_without_a_number_has_the_name_of_its_file(tmp_path: Path) -> None:
     [summary] = summaries(100)
     keep_summary(tmp_path / "kept", summary)

@@ -12,16 +12,21 @@ from stepscope.analysis.communication import collectives
 from stepscope.analysis.lateness import lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
+from stepscope.diagnosis.rank_groups import parallelism
 from stepscope.diagnosis.rank_summary import rank_record
 from stepscope.diagnosis.ranks import (
+    across_ranks,
     diagnose_ranks,
     exchanges,
     reasons,
     without_answered,
 )
+from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace, trace_files
 from stepscope.trace import Metadata, Trace
+from tests.claims import unsupported
+from tests.simulator.jobs import FAULTS, drawn
 from tests.simulator.nsight_systems import write_nsight
 from tests.simulator.ranks import rank_machine
 from tests.simulator.xplane import write_xplane
@@ -238,6 +243,37 @@ def test_the_question_for_the_other_ranks_is_gone_where_all_are_there() -> None:
 def test_a_message_that_no_rank_can_send_has_no_size() -> None:
     for elements, size in ((2**62, None), (-5, None), (0, 0), (64, 256)):
         assert set(collectives(rank(0, 100, elements=elements))["bytes"].to_list()) == {size}
+
+
+def test_what_groups_are_for_is_told_by_their_names_or_by_when_they_exchange() -> None:
+    def rows(*groups: tuple[str, int, str, list[int]]) -> pl.DataFrame:
+        found = [
+            {"step": 0, "kind": kind, "group": name, "description": name, "size": size, "ranks": list(range(size)),
+             "source": None, "arrivals_ns": [at] * size}
+            for name, size, kind, times in groups for at in times
+        ]  # fmt: skip
+        return pl.DataFrame(found, schema_overrides={"source": pl.Int64})
+
+    layers, end = list(range(0, 100, 10)), [85, 95, 100]
+    assert parallelism(rows(("mesh_tp", 8, "all_reduce", layers), ("fsdp", 4, "all_gather", layers))) == {
+        ("mesh_tp", 8): "tensor", ("fsdp", 4): "data",
+    }  # fmt: skip
+    assert parallelism(rows(("", 8, "all_reduce", layers), ("", 4, "all_reduce", end))) == {
+        ("", 8): "tensor", ("", 4): "data",
+    }  # fmt: skip
+    assert parallelism(rows(("", 8, "all_reduce", layers))) == {}  # alone, it may be either
+    assert parallelism(rows(("", 8, "all_to_all", layers), ("", 4, "all_reduce", end))) == {}
+
+
+@pytest.mark.parametrize(("number", "fault"), enumerate(FAULTS[:-1]))  # the last one takes long
+def test_planted_faults_are_found_first_and_clean_twins_stay_silent(number: int, fault: str) -> None:
+    records, planted = drawn(8, number, fault)
+    findings = across_ranks(records)
+    assert planted is not None
+    assert planted.is_told(findings), [each.title for each in findings]
+    assert across_ranks(drawn(8, number, f"clean {fault}")[0]) == ()
+    [rule] = [each for each in RULES if each.id == findings[0].rule]
+    assert unsupported(findings[0], rule) == []
 
 
 def late_nsight(rank: int, path: Path) -> None:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from stepscope.record.agent import http as agent_http
 from stepscope.record.agent import server as agent_module
 from stepscope.record.agent.http import Endpoint
 from stepscope.record.agent.protocol import AgentFile, agent_of_process, agents_in, read_agent_file, user_agents
-from stepscope.record.agent.server import Agent, begin_capture, serve_for_run, start_server
+from stepscope.record.agent.server import Agent, begin_capture, memory_now, serve_for_run, start_server
 from stepscope.record.controller import StepController
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
@@ -49,6 +50,17 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 class TestCaptures:
+    def test_memory_of_process_and_devices(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cuda = SimpleNamespace(
+            is_initialized=lambda: True, device_count=lambda: 3, memory_allocated=lambda each: 2**each
+        )
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+        found = memory_now()
+        assert found["device_bytes"] == 7
+        assert sys.platform != "linux" or (found["process_bytes"] or 0) > 2**20
+        cuda.device_count = lambda: 1 / 0  # it never keeps the agent from answering
+        assert memory_now()["device_bytes"] is None
+
     def test_status(self, process: Process) -> None:
         process.take_steps(3)
         status, body = process.ask("GET", "/status")

@@ -21,6 +21,8 @@ from stepscope.errors import AgentError, UnreadableTraceError, UsageError
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.runs import RunIndex
+from stepscope.record.watch_log import Watched, WatchLog
+from stepscope.view.documents import NoDocument
 from tests.e2e.conftest import run_here
 from tests.simulator.ranks import write_ranks
 
@@ -164,6 +166,23 @@ def test_a_trace_has_no_runs_where_there_are_none(tmp_path: Path) -> None:
     page = Page(COMMAND.parsed([str(tmp_path / "rank0.json.gz")]))
     assert "runs" not in page.document("session", {})["documents"]
     assert not (tmp_path / "data").exists()
+
+
+def test_a_page_shows_watched_jobs_the_one_recorded_last_first(run: RunFolder) -> None:
+    WatchLog().put(
+        Watched(job="a", unix_s=1.0, step_ns=2e6, causes={"input": 1.0}),
+        Watched(job="a", unix_s=2.0, problem="nobody answers"),
+        Watched(job="b", unix_s=1.5),
+    )
+    page = Page(COMMAND.parsed([]))
+    assert page.document("session", {})["documents"] == ["runs", "watch"]
+    shown = page.document("watch", {})
+    assert ([each["name"] for each in shown["jobs"]], shown["shown"]) == (["a", "b"], "a")
+    assert [line.split("  ", 1)[1] for line in shown["lines"]] == ["step 2.0 ms", "nobody answers"]
+    assert [each["unix_s"] for each in shown["recordings"]] == [1.0, 2.0]
+    assert page.document("watch", {"job": "b"})["shown"] == "b"
+    with pytest.raises(NoDocument, match="no job 'c' is watched"):
+        page.document("watch", {"job": "c"})
 
 
 def test_ranks_that_were_diagnosed_are_shown_without_their_traces(

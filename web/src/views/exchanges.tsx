@@ -57,6 +57,7 @@ const COLUMNS: Column<Exchange>[] = [
   { name: "kind", title: "Exchange", value: (row) => nameOf(row.kind) },
   { name: "bytes", title: "Message", value: (row) => row.bytes, isNumber: true, width: 110, spare: 2, tip: "Of one rank; of an all-gather, of all ranks" },
   { name: "group", title: "Group", value: (row) => row.group, width: 130, spare: 3, tip: "What the program calls it" },
+  { name: "parallel", title: "Parallel", value: (row) => row.parallel, width: 110, spare: 3, tip: "What the groups are for, where names or exchanges tell" },
   { name: "ranks", title: "Ranks", value: (row) => row.ranks, isNumber: true, width: 80, spare: 2, tip: "In a group" },
   { name: "groups", title: "Groups", value: (row) => row.groups, isNumber: true, width: 80, spare: 4, tip: "Of so many ranks, that exchange this" },
   { name: "per_step", title: "A step", value: (row) => row.per_step, isNumber: true, width: 90 },

@@ -245,7 +245,7 @@ class Ranks:
             late = matched_collectives([record.collectives for record in records])
             is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
             titles = [finding.title for finding in across_ranks(records, late)] if is_all else []
-            if is_all and (job := job_of(known)) is not None:
+            if is_all and (job := job_of(known, late)) is not None:
                 titles += job_sentences(job_steps(job, known))
             self._compared = len(records), late, titles, exchanges(records, late)
         return self._compared[1:]

@@ -15,10 +15,10 @@ from stepscope.diagnosis.rules import (
     inefficient_kernel, input_bound, kernel_variance, large_logits, late_first_launch, late_rank, launch_bound,
     layout_conversion, loader_contention, loader_restart, loop_in_step, low_occupancy, low_precision, made_in_step,
     memory_fragmentation, memory_growth, memory_headroom, memory_near_limit, numa_misplacement, one_request,
-    padding_waste, prefill_stall, python_in_step, recompilation, rejected_drafts, repeated_casts, repeated_prefix,
-    single_tensor_optimizer, slow_input_function, slow_start, slow_transfer, small_batch, small_buckets, step_variance,
-    thread_oversubscription, trace_health, training_mode, unaligned_dimensions, unfused_attention, unused_parameters,
-    waiting_for_results, wrong_backend, zero_grad,
+    padding_waste, pipeline_bubbles, prefill_stall, python_in_step, recompilation, rejected_drafts, repeated_casts,
+    repeated_prefix, single_tensor_optimizer, slow_input_function, slow_start, slow_transfer, small_batch,
+    small_buckets, step_variance, thread_oversubscription, trace_health, training_mode, unaligned_dimensions,
+    unfused_attention, unused_parameters, waiting_for_results, wrong_backend, zero_grad,
 )
 
 RULES: Final[tuple[Rule, ...]] = (
@@ -36,4 +36,5 @@ RULES: Final[tuple[Rule, ...]] = (
     trace_health.RULE, costly_line.RULE, buffer_broadcast.RULE, frequent_evaluation.RULE, made_in_step.RULE,
     growing_work.RULE, host_metrics.RULE, between_iterations.RULE, decode_graphs.RULE, one_request.RULE,
     prefill_stall.RULE, graph_break.RULE, repeated_prefix.RULE, training_mode.RULE, rejected_drafts.RULE,
+    pipeline_bubbles.RULE,
 )

@@ -18,6 +18,8 @@ network, which one rank's trace alone cannot show.
 Begin collectives before work that does not need them (`async_op=True`), and send less. Gradients:
 DistributedDataParallel buckets that overlap with the backward pass (`bucket_cap_mb`,
 `gradient_as_bucket_view=True`), accumulate gradients without synchronising (`no_sync()`), or send bf16 gradients.
+Sharded parameters: FSDP's prefetch, and parameters kept after the forward pass. All-to-all: embeddings one batch ahead,
+experts beside the shared expert or the other half of the batch. Buffers: `broadcast_buffers=False`.
 Where a model that serves is divided among ranks, each layer sends small messages that the next one needs: use the
 engine's own all-reduce, fused with what follows it, or fewer ranks.
 
@@ -65,6 +67,45 @@ _BETWEEN_TWO: Final = Remedy(
     "result = compute_what_needs_no_transfer()\n"
     "for request in requests:\n    request.wait()",
 )
+
+
+_EMBEDDINGS: Final = Remedy(
+    "Ranks exchange embeddings all to all while nothing computes: fetch the next batch's indices and rows while the "
+    "dense layers compute, shard tables so that all ranks look up as much, and send 16-bit numbers.",
+    "from torchrec.distributed.train_pipeline import TrainPipelineSparseDist\n"
+    "pipeline = TrainPipelineSparseDist(model, optimizer, device)      # exchanges one batch ahead\n"
+    "pipeline.progress(batches)\n"
+    "from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs_registry\n"
+    "codecs = get_qcomm_codecs_registry(QCommsConfig(forward_precision=CommType.FP16))      # for the sharders",
+)
+_EXPERTS: Final = Remedy(
+    "Ranks exchange tokens for their experts all to all while nothing computes: compute the shared expert, or another "
+    "half of the batch, meanwhile; keep experts evenly loaded, and experts of a token on few ranks.",
+    "request = dist.all_to_all_single(received, tokens, async_op=True)      # or DeepEP's dispatch and combine\n"
+    "shared = shared_expert(hidden)\n"
+    "request.wait()",
+)
+_SHARDED: Final = Remedy(
+    "Let FSDP gather the parameters of the next layers while this one computes, and keep them after the forward pass "
+    "if the memory allows.",
+    "fully_shard(layer, reshard_after_forward=False)      # no second gather in the backward pass; takes memory\n"
+    "layer.set_modules_to_forward_prefetch([next_layer])   # FSDP2\n"
+    "model = FullyShardedDataParallel(model, forward_prefetch=True, backward_prefetch=BackwardPrefetch.BACKWARD_PRE,\n"
+    "                                 sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)   # FSDP1",
+)
+_BUFFERS: Final = Remedy(
+    "Do not broadcast the model's buffers in each forward pass, unless ranks need the same running statistics.",
+    "model = DistributedDataParallel(model, broadcast_buffers=False)",
+)
+_SIGNS: Final = (
+    ({"all_to_all"}, r"(?i)torchrec|fbgemm|embedding|sparse_data_dist", _EMBEDDINGS),
+    ({"all_to_all"}, r"(?i)expert|(?:^|\W)moe(?:\W|$)|deep_?ep|token_dispatch", _EXPERTS),
+    ({"all_to_all"}, "", _ALL_TO_ALL),
+    ({"send_receive"}, "", _BETWEEN_TWO),
+    ({"all_gather", "reduce_scatter"}, r"(?i)fsdp|FullySharded", _SHARDED),
+    ({"broadcast"}, r"DistributedDataParallel\.forward", _BUFFERS),
+)
+"""Kinds of collectives, a name in the trace that shows what they are for, and what to do then; the first that holds."""
 
 
 def check(view: View, limits: Limits) -> Answers:
@@ -152,13 +193,18 @@ def _overlapped(view: View, work: pl.DataFrame, waiting: pl.DataFrame) -> Change
     return together(overlapped(rows_of(work)), scaled_pieces(waiting, 0.0))
 
 
+def _is_named(view: View, sign: str) -> bool:
+    """Whether an operator, an annotation or a frame has such a name."""
+    tables = (view.trace.operators, view.trace.annotations, view.trace.frames)
+    return any(bool(table["name"].unique().str.contains(sign).any()) for table in tables)
+
+
 def _remedy(view: View, kind: str) -> Remedy:
     """Remedy for the costliest kind of collective, without settings already in use."""
-    if kind == "send_receive":
-        return _BETWEEN_TWO
-    if kind == "all_to_all":
-        return _ALL_TO_ALL
-    if kind not in ("all_reduce", "reduce_scatter", "reduce") or not view.trains:
+    for kinds, sign, remedy in _SIGNS:
+        if kind in kinds and (not sign or _is_named(view, sign)):
+            return remedy
+    if kind not in ("all_reduce", "reduce") or not view.trains:
         return _ANY
     facts = next(iter(view.program.data_parallel), None)
     has_views = facts is not None and facts.gradient_as_bucket_view

@@ -6,14 +6,19 @@ A collective ends only after the last rank has arrived. If one rank is slower, b
 others wait for it in every step, and their traces show the wait as communication.
 
 # How it is measured
-With several ranks' traces: collectives are matched by group and order, and clocks are aligned by the collectives' ends,
-which nearly coincide. The cost is how much later the last rank arrives than the one before it, as far as the others
-have nothing else to do. Where several ranks come late, it is the mean wait of all ranks for the last one: what a step
-would save if the same work were spread evenly. Why a rank comes late is told by what it did longer than the mean of the
-others since all left the collective before: waiting for a cause, or work of its device, more or longer. What it brought
-into the recording, since it began the recorded steps later, is told apart: no trace shows why. With one
-rank's trace: without waits, collectives of one kind and size would take as long as the fastest of them; the cost is the
-time beyond that, as far as it is exposed.
+With several ranks' traces: exchanges are matched by process group and order, and clocks are aligned by their ends,
+which nearly coincide. A rank is compared with its peers, whose exchanges in a step are the same. Its own time between
+two exchanges counts if it is longer than theirs by more than 2 % of a step and than noise explains: 6 deviations of
+what varies from step to step. Where it left the exchange before late, the wait begins there, and so on back to the
+rank that held the first one up. The cost is how much later the last rank arrives than the one before it, added up over
+all that it holds up, as far as they have nothing else to do. Where several ranks come late, it is the mean wait of all
+ranks for the last one: what a step would save if the same work were spread evenly. What a rank did longer than its
+peers is the cause: waiting, work of its host, or of its device: on the same kernels, which shows a slower device, on
+larger pieces, or on the load of a larger all-to-all. Slow ranks of one machine (by host names, else the devices that a
+trace says it has), or at the same place of each (rail), are told as such if chance would hardly pick them, at most 1
+time in 20. What a rank brought into the recording, since it began the recorded steps later, is told apart: no trace
+shows why. With one rank's trace: without waits, collectives of one kind and size would take as long as the fastest of
+them; the cost is the time beyond that, as far as it is exposed.
 
 # Known false positives
 In a single trace, a network that others use from time to time looks the same. Pipeline stages wait for each other by

@@ -8,7 +8,9 @@ instead of all, or through the host.
 # How it is measured
 Messages of 1 MiB or more: bytes that each rank's link carries (as NCCL's tests count them) divided by the time of the
 fastest message of the same size, in which no rank waits; with several ranks' traces, divided by the time since the last
-rank's arrival. The cost is the time beyond what the expected rate needs, as far as no computation overlaps it.
+rank's arrival. The cost is the time beyond what the expected rate needs, as far as no computation overlaps it. Where at
+least three groups of ranks exchange the same, those whose transfers take 1.5 times the median of all, and more than
+groups vary, are named with the machine or rail that their ranks share.
 
 # Known false positives
 Links that cannot be faster: set the expected rate to that of the machine's link.

@@ -166,7 +166,7 @@ class Watch:
         if self._last is not None and now.processes != self._last.processes:
             self.tell(f"{self.job} was restarted: step {now.step} has begun")
             self._last = None
-        if self._last is None:
+        if self._last is None or now.step_s_since(self._last) is None:  # no step between two recordings
             self._last = now
             self.ended.wait(min(self.every_s, _LEARN_S))
             now = _counted(clients)
@@ -248,9 +248,10 @@ def _counted(clients: Sequence[AgentClient]) -> Count:
     """Ask all processes at once how far they are. Raises AgentError if one does not answer."""
     from stepscope.record.agent.client import for_each
 
+    asked_s = time.monotonic()
     found = for_each(clients, lambda client: client.status())
     return Count(
-        time.monotonic(),
+        (asked_s + time.monotonic()) / 2,
         max(int(status["step"]) for status in found),
         tuple((status.get("host"), status.get("pid")) for status in found),
         tuple(each for status in found if isinstance(each := status.get("memory"), dict)),

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.record.attach import add_targets, positive_seconds, step_count
 from stepscope.commands.record.servers import find_targets
-from stepscope.commands.record.watch_job import Tell, Watch
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     SECONDS,
@@ -25,10 +24,11 @@ from stepscope.commands.shared.options import (
     number,
     whole,
 )
-from stepscope.errors import UsageError
+from stepscope.commands.watch.job import Tell, Watch
+from stepscope.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.commands.record.watch_delivery import Deliveries, Metrics
+    from stepscope.commands.watch.delivery import Deliveries, Metrics
     from stepscope.record.watch_log import Watched
 
 _EVERY_S: Final = 600.0
@@ -44,8 +44,11 @@ _cost = number("is not a share above 0: write 0.5% or 0.005", SHARES, above=0, m
 
 
 def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
-    """Record until the job has ended, nobody has answered for too long, or `watch.ended` is set."""
-    left = watch.arguments.repeat
+    """Record until the job has ended, could not be recorded for too long, or `watch.ended` is set.
+
+    Raises AgentError if no recording succeeded.
+    """
+    left, has_any = watch.arguments.repeat, False
     while not watch.ended.is_set():
         begun_s = time.monotonic()
         found = watch.record()
@@ -53,20 +56,23 @@ def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
             watch.tell(f"{watch.job} has ended, and so does the watch")
             return
         show(found)
+        has_any = has_any or found.problem is None
         left = None if left is None else left - 1
-        if left == 0:
-            return
         if found.problem is not None and watch.is_lost:
             watch.tell(f"{watch.job} could not be recorded for {watch.arguments.patience:.0f} s: the watch ends")
-            return
+            left = 0
+        if left == 0:
+            break
         watch.ended.wait(max(0.0, watch.pause_s - (time.monotonic() - begun_s)))
+    if not has_any and not watch.ended.is_set():
+        raise AgentError("nothing was recorded")
 
 
 class Outlets:
     """Everything that gets a recording besides the terminal: alerts, metrics and the file of --json."""
 
     def __init__(self, arguments: argparse.Namespace, tell: Tell) -> None:
-        from stepscope.commands.record import watch_delivery as delivery
+        from stepscope.commands.watch import delivery
 
         sends = [*map(delivery.webhook, arguments.webhook), *map(delivery.command, arguments.on_alert)]
         self._deliveries: Deliveries = delivery.Deliveries(sends, tell)
@@ -122,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
     outlets = Outlets(arguments, tell)
     try:
         watch = Watch(arguments, alerts, WatchLog(), tell)
-        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every:.0f} s")
+        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every / 60:g} min")
 
         def shown(found: Watched) -> None:
             outlets.take(watch, found)
@@ -162,7 +168,7 @@ def _screen(arguments: argparse.Namespace) -> Any:
     if arguments.plain or arguments.json == "-" or not (sys.stdout.isatty() and sys.stdin.isatty()):
         return None
     try:
-        from stepscope.commands.record.watch_screen import Screen
+        from stepscope.commands.watch.screen import Screen
     except ModuleNotFoundError:
         output.say("plain lines are shown: pip install 'stepscope[watch]' for a view of the last hours")
         return None

@@ -19,7 +19,7 @@ from stepscope.report.palette import cause_palette, kind_palette
 from stepscope.report.watch import clock, figures
 
 if TYPE_CHECKING:
-    from stepscope.commands.record.watch_job import Watch
+    from stepscope.commands.watch.job import Watch
     from stepscope.record.watch_log import Watched
 
 _ROWS: Final = 8
@@ -49,17 +49,24 @@ class Screen(App[None]):  # type: ignore[misc, unused-ignore]  # Textual may be 
         self._work: threading.Thread | None = None
 
     def follow(self, watch: Watch, work: Callable[[], None]) -> None:
-        """Show the watch until its work is done or the user ends it."""
+        """Show the watch until the user ends it; raises what its work raises."""
         self._watch = watch
+        failed: list[Exception] = []
 
         def worked() -> None:
-            work()
-            self.tell("the watch has ended: q leaves this view")
+            try:
+                work()
+                self.tell("the watch has ended: q leaves this view")
+            except Exception as error:  # noqa: BLE001 - raised below
+                failed.append(error)
+                self.call_from_thread(self.exit)
 
         self._work = threading.Thread(target=worked, name="stepscope-watch", daemon=True)
         self.run()
         watch.ended.set()
         self._work.join(_END_S)
+        if failed:
+            raise failed[0]
 
     def tell(self, sentence: str) -> None:
         """Add a sentence to what was told; from any thread."""
