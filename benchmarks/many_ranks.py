@@ -8,6 +8,7 @@ Ranks are those of `tests/simulator/ranks.py`, of which one comes late, mostly t
     python benchmarks/many_ranks.py --diagnose 64 256 1024              `stepscope diagnose` of ranks of 20 MB
     python benchmarks/many_ranks.py --diagnose 64 --dask 2              by a Dask LocalCluster of two workers
     python benchmarks/many_ranks.py --diagnose 1024 --layers 24         ranks of 1 MB
+    python benchmarks/many_ranks.py --join 64 256 1024   only joins summaries, copies of those of two ranks of 24 MB
 
 --planted counts, over jobs of `tests/simulator/jobs.py`, how often the planted fault is the first finding, with its
 rank or place and its cause, and how often the same job without the fault has no finding.
@@ -27,15 +28,23 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from http.cookiejar import CookieJar
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from stepscope.diagnosis.ranks import across_ranks
+import msgspec
+import polars as pl
+
+from stepscope.diagnosis.job import job_of, job_steps
+from stepscope.diagnosis.rank_summary import RankSummary, _decoded, _encoded, rank_summary
+from stepscope.diagnosis.ranks import across_ranks, exchanges
+from stepscope.diagnosis.view import View
+from stepscope.readers import open_trace
 from tests.simulator.jobs import FAULTS, drawn
-from tests.simulator.ranks import write_ranks
+from tests.simulator.ranks import LISTED, write_ranks
 
 OFTEN, RARELY = 17, 40
 SETTLED_S = 3.0
@@ -121,7 +130,7 @@ def planted(ranks: int, trials: int, first: int) -> None:
 
 
 BIG: Final[dict[str, Any]] = {"layers": 480, "steps": 40, "per_bucket": 20, "late_ns": 2_000_000}
-"""A trace of 23 MB with 1,000 collectives."""
+"""A trace of 24 MB with 1,000 collectives."""
 
 
 _JOIN: Final = """\
@@ -146,17 +155,30 @@ def scheduler(dask_workers: int) -> Iterator[str]:
         yield cluster.scheduler_address
 
 
+def processors_s(address: str) -> float:
+    """Seconds of processors that ended processes have taken, and the workers of a scheduler."""
+    taken_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    if address:
+        from distributed import Client
+
+        with Client(address) as client:
+            taken_s += sum(client.run(time.process_time).values())
+    return taken_s
+
+
 def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
     """Time `stepscope diagnose FOLDER`, and the memory of its process, which joins what the workers found."""
-    with tempfile.TemporaryDirectory() as place, scheduler(dask_workers) as address:
-        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory())
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"  # also that of workers
+        address = stack.enter_context(scheduler(dask_workers))
         folder, report = Path(place) / "traces", Path(place) / "report.json"
         size = write_ranks(folder, ranks, late_rank, **{**BIG, "layers": layers})
         time.sleep(SETTLED_S)
         print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB, {address or 'processes'}", flush=True)
         words = ["diagnose", str(folder), "--json", str(report), *(["--scheduler", address] if address else [])]
         for when, more in (("first", []), ("again", ["--top", "6"])):  # other words have no kept answer
-            begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            begun, before_s = time.monotonic(), processors_s(address)
             joined = subprocess.run(
                 [sys.executable, "-c", _JOIN, *words, *more],
                 stdout=subprocess.PIPE,
@@ -165,8 +187,7 @@ def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
             )
             assert joined.returncode == 0, joined.stdout[-500:]
             peak = int(joined.stdout.split()[-1]) / 2**20
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            wall_s, cpu_s = time.monotonic() - begun, sum(after[:2]) - sum(before[:2])
+            wall_s, cpu_s = time.monotonic() - begun, processors_s(address) - before_s
             found = json.loads(report.read_bytes())
             assert len(found["ranks"]) == ranks
             late = [each["title"] for each in found["across_ranks"] if each["rule"] == "late-rank"]
@@ -180,6 +201,44 @@ def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
         print(f"  {len(sizes)} summaries, the largest of {max(sizes, default=0) / 1e3:.1f} kB", flush=True)
 
 
+def measure_join(ranks: int) -> None:
+    """Time the join of so many ranks' summaries, and the most memory of this process, which has done nothing else."""
+    with tempfile.TemporaryDirectory() as place:
+        write_ranks(Path(place), 2, lambda step: 1, **BIG)
+        packed = [
+            msgspec.msgpack.encode(rank_summary(View(open_trace(file))), enc_hook=_encoded)
+            for file in sorted(Path(place).iterdir())
+        ]
+    members = f"[{', '.join(map(str, range(min(ranks, LISTED))))}{', ...' if ranks > LISTED else ''}]"
+    group = {"members": pl.lit(members), "group_size": pl.lit(ranks, pl.Int64)}
+    before = peak_mib()
+    summaries = []
+    for rank in range(ranks):
+        found = msgspec.msgpack.decode(packed[rank == OFTEN], type=RankSummary, dec_hook=_decoded)
+        own = found.record.collectives
+        own = replace(own, rank=rank, table=own.table.with_columns(**group))
+        record = replace(found.record, name=f"rank {rank}", ranks=ranks, collectives=own)
+        summaries.append(replace(found, record=record, steps=replace(found.steps, name=f"rank {rank}", rank=rank)))
+    records = [each.record for each in summaries]
+    held, begun = peak_mib(), time.process_time()
+    findings = across_ranks(records)
+    exchanges(records)
+    job = job_of(summaries)
+    assert f"rank {OFTEN}" in findings[0].title
+    assert job is not None
+    job_steps(job, summaries)
+    print(
+        f"{ranks} ranks with {records[0].collectives.table.height} collectives: joined in "
+        f"{time.process_time() - begun:.1f} s of processors; {held - before:.0f} MiB of summaries, "
+        f"{peak_mib() - before:.0f} MiB at most",
+        flush=True,
+    )
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ranks", metavar="RANKS", type=int, nargs="+")
@@ -188,6 +247,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20, help="jobs of each fault and number of ranks")
     parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--diagnose", action="store_true")
+    parser.add_argument("--join", action="store_true")
     parser.add_argument("--layers", metavar="NUMBER", type=int, default=BIG["layers"])
     parser.add_argument("--dask", metavar="WORKERS", type=int, default=0)
     options = parser.parse_args()
@@ -198,6 +258,11 @@ def main() -> None:
             planted(ranks, options.trials, options.first)
         elif options.keep:
             write_ranks(options.keep, ranks, late_rank)
+        elif options.join:
+            if len(options.ranks) == 1:
+                measure_join(ranks)
+            else:
+                subprocess.run([sys.executable, __file__, "--join", str(ranks)], check=True)
         elif options.diagnose:
             measure_diagnosis(ranks, options.dask, options.layers)
         else:

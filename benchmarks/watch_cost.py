@@ -25,7 +25,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))
 
-from stepscope.commands.record.watch import COMMAND  # noqa: E402
+from stepscope.commands.watch.command import COMMAND  # noqa: E402
 
 TRAINING = """\
 import sys, time, torch

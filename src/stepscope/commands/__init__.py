@@ -21,7 +21,7 @@ from stepscope.commands.assist import command as assist
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict
 from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
-from stepscope.commands.record import attach, run, runs, watch
+from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
 from stepscope.commands.shared.output import (
@@ -34,6 +34,7 @@ from stepscope.commands.shared.output import (
 )
 from stepscope.commands.shared.reading import redacted_sentence
 from stepscope.commands.view import command as view
+from stepscope.commands.watch import command as watch
 from stepscope.errors import StepscopeError
 from stepscope.threads import ENDING, handled, leave
 
@@ -71,7 +72,7 @@ GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
         ),
     ),
     ("make it faster", (bench.COMMAND, search.TUNE, search.SWEEP, bench.BATCH_SIZE, bench.DATA_PARALLEL)),
-    ("work beside your tools", (assist.COMMAND,)),
+    ("work beside your tools", (assist.MCP, assist.LSP)),
     ("plan on other hardware", (predict.PREDICT, predict.PLAN, devices.PRICES, devices.DEVICES)),
     ("this machine", (installation.DOCTOR, machine.ENVIRONMENT, machine.CACHE, installation.COMPLETION)),
 )

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import collectives, exposed_intervals_on_host, exposed_on_host
+from stepscope.analysis.communication import exposed_intervals_on_host, exposed_on_host
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
@@ -104,7 +104,8 @@ class RankSummary:
 
     Attributes:
         waits: for each collective of the record lead_ns and wait_ns, as in `stepscope.whatif.job.RankTimes`.
-        start_ns, end_ns: of the measured steps.
+        start_ns, end_ns: of the measured steps whose collectives are kept.
+        step_count: how many these are.
     """
 
     steps: RankSteps
@@ -112,6 +113,7 @@ class RankSummary:
     waits: pl.DataFrame
     start_ns: int
     end_ns: int
+    step_count: int
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -141,22 +143,28 @@ class RankSummary:
             name=record.name,
             kept=record.collectives,
             waits=self.waits,
-            cause_ns={cause: ns * record.steps for cause, ns in record.causes.items()},
+            cause_ns={cause: ns * self.step_count for cause, ns in record.causes.items()},
             start_ns=self.start_ns,
             end_ns=self.end_ns,
-            steps=record.steps,
+            steps=self.step_count,
         )
 
 
 def rank_summary(view: View) -> RankSummary:
     record = rank_record(view)
-    waits = view.met.select("lead_ns", "wait_ns").head(record.collectives.table.height)
-    return RankSummary(rank_steps(view), record, waits, view.window.start_ns, view.window.end_ns)
+    kept, window, count = record.collectives.table.height, view.window, view.step_count
+    end_ns = window.end_ns
+    if kept < view.met.height:  # those of later steps are left out, and with them the steps
+        starts = view.complete_steps["start_ns"].to_numpy()
+        count = max(int(np.searchsorted(starts, view.met["start_ns"][kept], side="right")) - 1, 1)
+        end_ns = int(starts[count]) if count < len(starts) else end_ns
+    waits = view.met.select("lead_ns", "wait_ns").head(kept)
+    return RankSummary(rank_steps(view), record, waits, window.start_ns, end_ns, count)
 
 
 def rank_record(view: View) -> RankRecord:
     trace = view.trace
-    found = collectives(trace, device=view.device, window=view.window)
+    found = view.met
     numbers = view.steps["index"].to_numpy()
     step = np.searchsorted(view.steps["start_ns"].to_numpy(), found["start_ns"].to_numpy(), side="right") - 1
     number = np.where(step >= 0, numbers[np.maximum(step, 0)], -1) if len(numbers) else np.zeros(found.height, np.int64)

@@ -104,13 +104,15 @@ class CollectiveLogs:
 
 
 _HEAD_BYTES: Final = 1 << 12
+_IS_PICKLED_DUMP: Final = re.compile(
+    rb"\A.{2,36}?(?:pg_config|(?:version|entries).{0,2000}?(?:pg_config|pg_status|collective_seq_id))", re.DOTALL
+)
 _IS_DUMP: Final = re.compile(
     rb'\A\{\s*"(?:comm_lib_version|nccl_version|nccl_comm_state|entries|pg_config|pg_status|version|rank)"\s*:'
 )
 _OF_DUMPS: Final = re.compile(rb'"(?:collective_seq_id|pg_config|pg_status)"\s*:')
 _OF_TRACES: Final = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"')
 """Keys of traces, of which Kineto's list the groups of ranks too."""
-_IS_PICKLED_DUMP: Final = re.compile(rb"pg_config|pg_status|comm_lib_version|nccl_version")
 _IS_INSPECTOR: Final = re.compile(rb'\A\{\s*"header"\s*:\s*\{.{0,400}?"n_ranks"\s*:.{0,800}?"(?:coll|p2p)_perf"', re.S)
 _RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pkl|pickle|bin|log|txt))*$")
 _DEFAULT_GROUP: Final = "0 (default_pg)"
@@ -126,7 +128,7 @@ _MOST_RANKS: Final = 1 << 24
 def kind_of_log(head: bytes) -> str | None:
     """Which of the two a file is, by its first bytes; None if neither."""
     if head.startswith(PICKLES):
-        return "flight recorder" if _IS_PICKLED_DUMP.search(head[:_HEAD_BYTES]) else None
+        return "flight recorder" if _IS_PICKLED_DUMP.match(head[:_HEAD_BYTES]) else None
     text = text_of(head[:_HEAD_BYTES])
     if not text.startswith(b"{") or any(key in text for key in _OF_TRACES):
         return None

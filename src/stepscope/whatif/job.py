@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import polars as pl
 from stepscope.analysis.matching import RankCollectives, participants
 from stepscope.threads import cached_property
 from stepscope.trace.nesting import Rows
-from stepscope.trace.window import Times
+from stepscope.trace.window import IntervalSet, Times
 from stepscope.whatif.graph import previous_in
 
 Floats = npt.NDArray[np.float64]
@@ -152,6 +152,16 @@ PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 
 
+class _Piece(NamedTuple):
+    """A part of the critical path: on a rank, between two collectives, or within one after its last rank has come."""
+
+    place: int
+    start: int
+    end: int
+    since: int  # the collective that the rank waited for before, -1 for none
+    until: int  # the collective that it then begins, -1 for none
+
+
 class Job:
     """The ranks of a job, joined by the collectives in which they meet.
 
@@ -177,8 +187,9 @@ class Job:
         self._row = self.first[taken["rank"].to_numpy()] + taken["row"].to_numpy()
         self._clocks = self._fitted(taken["shift_ns"].to_numpy())
         start = self._local("start_ns")
-        end = np.maximum(start + self._local("duration_ns"), start + 1)
-        self.start, self.end = self._aligned(self.rank, start), self._aligned(self.rank, end)
+        end = start + self._local("duration_ns")
+        self.start = self._aligned(self.rank, start)
+        self.end = np.maximum(self._aligned(self.rank, end), self.start + 1)
         self.meeting = self._meetings(taken["exchange"].to_numpy().astype(np.int64))
         met = self.meeting >= 0
         self.joined = np.array([bool(met[self._of(place)].any()) for place in range(len(ranks))])
@@ -316,9 +327,9 @@ class Job:
             following = np.searchsorted(free, end)
             after = np.append(free, max(finish, int(end.max(initial=finish))))[following]
             self._after[mine] = after
-            self._own_after[mine] = after - _passed(blocks, after)
-            self._own_ready[mine] = ready[mine] - _passed(blocks, ready[mine])
-            self._own_end[place] = finish - _passed(blocks, np.array([finish]))[0]
+            self._own_after[mine] = after - blocks.covered_until(after)
+            self._own_ready[mine] = ready[mine] - blocks.covered_until(ready[mine])
+            self._own_end[place] = finish - blocks.covered_until(np.array([finish]))[0]
             before = _previous(groups[mine], self.start[mine], ready[mine], end)
             self._before[mine] = np.where(before >= 0, before + self.first[place], -1)
             known = self._own_ready[mine] + _ended(blocks, ready[mine])
@@ -374,17 +385,19 @@ class Job:
         soonest, soonest_end = np.full(count, _NEVER), np.full(ranks, _NEVER)
         for place, each in saved.items():
             mine = self._of(place)
-            before_ns = each.collectives["before_ns"].to_numpy()[: self._counts[place]]
+            before_ns, kept = each.collectives["before_ns"].to_numpy(), self._counts[place]
+            end_ns = each.end_ns if kept >= len(before_ns) else int(before_ns[kept])  # the end of what is kept
+            before_ns = before_ns[:kept]
             ready[mine] -= before_ns
             order = np.argsort(self._ready[mine], kind="stable")
             passed = np.searchsorted(self._ready[mine][order], self._after[mine], side="left")
-            later = np.minimum.accumulate(np.append(before_ns[order], each.end_ns)[::-1])[::-1]
+            later = np.minimum.accumulate(np.append(before_ns[order], end_ns)[::-1])[::-1]
             after[mine] -= np.minimum(np.append(0, before_ns[order])[passed], later[passed])
-            finish[place] -= each.end_ns
+            finish[place] -= end_ns
             most = each.collectives["most_ns"].cast(pl.Float64).to_numpy()[: self._counts[place]]
             known = ~np.isnan(most)
             soonest[mine][known] = self.start[mine][known] - most[known].astype(np.int64)
-            if each.most_ns is not None:
+            if each.most_ns is not None and kept == each.collectives.height:
                 soonest_end[place] = self._at(place, self.ranks[place].end_ns) - each.most_ns
         transfer = np.rint(self.transfer * self._scales(saved)).astype(np.int64)
         start, end, held = (np.zeros(count, np.int64) for _ in range(3))
@@ -447,21 +460,23 @@ class Job:
         took = self.step_ns(done) * np.array([rank.steps for rank in self.ranks])
         place = int(np.argmax(np.where(self.joined, took, 0)))
         upto, row, before = int(done.rank_end[place]), -1, 2 * int(self.first[place + 1])
-        waited = [self._waited(done, each) for each in range(len(self.ranks))]
+        waited: dict[int, tuple[Rows, Rows]] = {}
         lasts = self._last_of_meetings(done)
         begin = self._at(place, self.ranks[place].start_ns)
         while True:
+            if place not in waited:
+                waited[place] = self._waited(done, place)
             positions, rows = waited[place]
             found = int(np.searchsorted(positions, before)) - 1
             collective = int(rows[found]) if found >= 0 else -1
             if row >= 0 and done.queued[row]:
                 collective = int(self._before[row])
             since = int(done.end[collective]) if collective >= 0 else begin
-            pieces.append((place, collective, row, max(min(since, upto), begin), upto))
+            pieces.append(_Piece(place, max(min(since, upto), begin), upto, collective, row))
             if collective < 0 or since <= begin:
                 break
             last = int(lasts[self.meeting[collective]]) if self.meeting[collective] >= 0 else collective
-            pieces.append((int(self.rank[last]), last, -2, max(int(done.start[last]), begin), since))
+            pieces.append(_Piece(int(self.rank[last]), max(int(done.start[last]), begin), since, last, last))
             place, row, upto = int(self.rank[last]), last, int(done.start[last])
             before = int(self.position[last])
             if upto <= begin:
@@ -483,22 +498,21 @@ class Job:
         last[self.meeting[order]] = order
         return last
 
-    def _told(self, pieces: Sequence[tuple[int, int, int, int, int]]) -> pl.DataFrame:
+    def _told(self, pieces: Sequence[_Piece]) -> pl.DataFrame:
         steps, rows = self._local("step"), []
-        step = int(steps[-1]) if len(steps) else 0
-        for place, since, row, start, end in pieces:
-            if row == -2:
-                rows.append((int(steps[since]), place, TRANSFER, start, end - start))
+        for place, start, end, since, until in pieces:
+            step = int(steps[until if until >= 0 else since])
+            if since == until >= 0:
+                rows.append((step, place, TRANSFER, start, end - start))
                 continue
-            number = int(steps[row]) if row >= 0 else int(steps[since]) if since >= 0 else step
             began = min(max(self._at(place, self.ranks[place].start_ns), start), end) if since < 0 else start
-            rows.append((number, place, BEGIN, start, began - start))
+            rows.append((step, place, BEGIN, start, began - start))
             left = end - began
-            for cause, ns in self._causes(place, start, row if row >= 0 else None):
+            for cause, ns in self._causes(place, start, until if until >= 0 else None):
                 part = min(ns, left)
-                rows.append((number, place, cause, start, part))
+                rows.append((step, place, cause, start, part))
                 left -= part
-            rows.append((number, place, "busy", start, left))
+            rows.append((step, place, "busy", start, left))
         table = pl.DataFrame(rows, schema=PATH_SCHEMA, orient="row").filter(pl.col("ns") > 0)
         keys = ["step", "rank", "cause", "start_ns"]
         return table.group_by(keys, maintain_order=True).agg(pl.col("ns").sum())
@@ -519,27 +533,19 @@ class Job:
         return sorted((each for each in found if each[1] > 0), key=lambda each: (-each[1], each[0]))
 
 
-def _disjoint(starts: Times, ends: Times) -> tuple[Times, Times]:
+def _disjoint(starts: Times, ends: Times) -> IntervalSet:
     """Intervals that do not overlap, by cutting each where the one that ended before it did."""
     order = np.argsort(ends, kind="stable")
     starts, ends = starts[order], ends[order]
     starts = np.maximum(starts, np.append(_NEVER, ends[:-1]))
     some = ends > starts
-    return starts[some], ends[some]
+    return IntervalSet(starts[some], ends[some])
 
 
-def _passed(blocks: tuple[Times, Times], times: Times) -> Times:
-    """How much of the intervals has passed at each moment."""
-    starts, ends = blocks
-    sums = np.append(0, np.cumsum(ends - starts))
-    index = np.searchsorted(starts, times, side="right")
-    inside = np.minimum(times, np.append(0, ends)[index]) - np.append(0, starts)[index]
-    return np.where(index > 0, sums[np.maximum(index - 1, 0)] + inside, 0)
-
-
-def _ended(blocks: tuple[Times, Times], times: Times) -> Times:
+def _ended(blocks: IntervalSet, times: Times) -> Times:
     """The length of the intervals that have ended at each moment."""
-    found: Times = np.append(0, np.cumsum(blocks[1] - blocks[0]))[np.searchsorted(blocks[1], times, side="right")]
+    lengths = np.append(0, np.cumsum(blocks.ends - blocks.starts))
+    found: Times = lengths[np.searchsorted(blocks.ends, times, side="right")]
     return found
 
 

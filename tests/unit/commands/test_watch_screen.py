@@ -17,7 +17,7 @@ pytest.importorskip("textual")
 def test_the_view_shows_recordings_and_what_was_told_and_ends_with_q() -> None:
     from textual.widgets import DataTable, RichLog, Static
 
-    from stepscope.commands.record.watch_screen import Screen
+    from stepscope.commands.watch.screen import Screen
 
     known: dict[str, Any] = {"recorded_step_ns": 3e8, "causes": {"input": 1e8, "new cause": 3e7}, "cost_s": 1.0}
     history = [Watched(job="[b]", unix_s=600.0 * number, memory_bytes=2**30 + number, **known) for number in range(20)]
@@ -48,7 +48,7 @@ def test_the_view_shows_recordings_and_what_was_told_and_ends_with_q() -> None:
 def test_a_view_before_the_first_recording() -> None:
     from textual.widgets import Static
 
-    from stepscope.commands.record.watch_screen import Screen
+    from stepscope.commands.watch.screen import Screen
 
     async def now() -> str:
         screen = Screen()

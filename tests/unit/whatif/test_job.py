@@ -8,6 +8,7 @@ from typing import NamedTuple
 import polars as pl
 import pytest
 
+from stepscope.diagnosis import rank_summary as rank_summaries
 from stepscope.diagnosis.job import job_of
 from stepscope.diagnosis.rank_summary import rank_summary
 from stepscope.diagnosis.view import View
@@ -166,3 +167,15 @@ def test_a_prospect_says_which_rank_takes_longest(late: Late) -> None:
     alone = [each.alone_step_ns for each in found.ranks]
     assert alone[1] == found.ranks[1].measured_step_ns == late.job.recorded_ns
     assert alone[2] < late.job.recorded_ns
+
+
+def test_what_is_kept_of_long_recordings_are_whole_steps(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_summaries, "_MOST_COLLECTIVES", 2 * late.views[0].met.height // STEPS)
+
+    found = job_of([rank_summary(view) for view in late.views])
+
+    assert found is not None
+    assert (found.steps, found.error_share) == (2, 0)
+    assert found.recorded_ns == pytest.approx(late.job.recorded_ns, rel=0.02)
+    saved = {2: late.views[2].saved(without_cause("input"))}
+    assert found.saving_ns(saved) == pytest.approx(late.job.saving_ns(saved), rel=0.02)

@@ -194,7 +194,8 @@ def _moved(table: pl.DataFrame, moved: MovedLines) -> tuple[pl.DataFrame, str]:
     now = now.drop_nulls("line")
     if gone.height:
         lines = "1 line" if gone.height == 1 else f"{count(gone.height)} lines"
-        return now, f" (changed since the trace was recorded: {lines} with {share(gone['share'].sum())} are gone)"
+        part = share(float(gone["share"].sum()))
+        return now, f" (changed since the trace was recorded: {lines} with {part} are gone)"
     is_same = not moved.changed and now["line"].equals(table["line"])
     return now, "" if is_same else " (changed since the trace was recorded: lines are where they are now)"
 

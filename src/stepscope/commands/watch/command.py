@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.record.attach import add_targets, positive_seconds, step_count
 from stepscope.commands.record.servers import find_targets
-from stepscope.commands.record.watch_job import Tell, Watch
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     SECONDS,
@@ -25,10 +24,11 @@ from stepscope.commands.shared.options import (
     number,
     whole,
 )
+from stepscope.commands.watch.job import Tell, Watch
 from stepscope.errors import AgentError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.commands.record.watch_delivery import Deliveries, Metrics
+    from stepscope.commands.watch.delivery import Deliveries, Metrics
     from stepscope.record.watch_log import Watched
 
 _EVERY_S: Final = 600.0
@@ -72,7 +72,7 @@ class Outlets:
     """Everything that gets a recording besides the terminal: alerts, metrics and the file of --json."""
 
     def __init__(self, arguments: argparse.Namespace, tell: Tell) -> None:
-        from stepscope.commands.record import watch_delivery as delivery
+        from stepscope.commands.watch import delivery
 
         sends = [*map(delivery.webhook, arguments.webhook), *map(delivery.command, arguments.on_alert)]
         self._deliveries: Deliveries = delivery.Deliveries(sends, tell)
@@ -168,7 +168,7 @@ def _screen(arguments: argparse.Namespace) -> Any:
     if arguments.plain or arguments.json == "-" or not (sys.stdout.isatty() and sys.stdin.isatty()):
         return None
     try:
-        from stepscope.commands.record.watch_screen import Screen
+        from stepscope.commands.watch.screen import Screen
     except ModuleNotFoundError:
         output.say("plain lines are shown: pip install 'stepscope[watch]' for a view of the last hours")
         return None

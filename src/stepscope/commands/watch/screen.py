@@ -19,7 +19,7 @@ from stepscope.report.palette import cause_palette, kind_palette
 from stepscope.report.watch import clock, figures
 
 if TYPE_CHECKING:
-    from stepscope.commands.record.watch_job import Watch
+    from stepscope.commands.watch.job import Watch
     from stepscope.record.watch_log import Watched
 
 _ROWS: Final = 8
