@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import threading
 import time
 from pathlib import Path
@@ -74,4 +73,4 @@ def without_machine(frame: dict[str, Any]) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

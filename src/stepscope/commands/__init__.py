@@ -72,7 +72,7 @@ GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
         ),
     ),
     ("make it faster", (bench.COMMAND, search.TUNE, search.SWEEP, bench.BATCH_SIZE, bench.DATA_PARALLEL)),
-    ("work beside your tools", (assist.COMMAND,)),
+    ("work beside your tools", (assist.MCP, assist.LSP)),
     ("plan on other hardware", (predict.PREDICT, predict.PLAN, devices.PRICES, devices.DEVICES)),
     ("this machine", (installation.DOCTOR, machine.ENVIRONMENT, machine.CACHE, installation.COMPLETION)),
 )

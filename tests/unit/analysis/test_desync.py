@@ -14,6 +14,7 @@ from stepscope.readers import trace_files
 from stepscope.readers.collective_logs import collective_logs, is_collective_log, kind_of_log, log_files
 from stepscope.report.desync import desync_document, desync_json, headline
 from stepscope.report.text import text_of
+from tests.simulator import kineto_bytes
 from tests.simulator.collective_logs import (
     ELEMENTS,
     TRANSFER_NS,
@@ -25,6 +26,7 @@ from tests.simulator.collective_logs import (
     write_dumps,
     write_inspected,
 )
+from tests.simulator.ranks import rank_machine
 
 RECORDED = Path(__file__).parents[2] / "fixtures/flight_recorder"
 
@@ -232,6 +234,17 @@ def test_the_command_answers_a_folder_of_dumps(tmp_path: Path, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert "Rank 1 has not come" in text
     assert "/home/user" not in text
+
+
+def test_a_damaged_log_does_not_keep_traces_from_being_diagnosed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.json").write_bytes(kineto_bytes(rank_machine((False,) * 3, layers=2)))
+    (tmp_path / "nccl_trace_rank_0").write_bytes((RECORDED / "hang" / "nccl_trace_rank_0").read_bytes()[:900])
+    assert main(["diagnose", str(tmp_path), "--no-cache", "--json", "-"]) == 0
+    told = capsys.readouterr()
+    assert "collectives" not in json.loads(told.out)
+    assert "nccl_trace_rank_0" in told.err
 
 
 def test_logs_are_no_traces(tmp_path: Path) -> None:

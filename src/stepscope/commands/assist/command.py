@@ -1,4 +1,4 @@
-"""`stepscope mcp`: the commands as tools of a coding assistant."""
+"""`stepscope mcp` and `stepscope lsp`: the commands as tools of a coding assistant, and their answers in an editor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.errors import UsageError
 _time = number("is not a time: write 90s or 30m", {key: s for key, s in SECONDS.items() if key != "ms"}, least=1)
 
 
-def _prepare_parser(parser: CommandParser) -> None:
+def _prepare_mcp(parser: CommandParser) -> None:
     parser.add_argument(
         "--folder",
         metavar="DIR",
@@ -31,6 +31,10 @@ def _prepare_parser(parser: CommandParser) -> None:
         help="let this command line be run and recorded, such as 'train.py --lr 3e-4'; may be repeated",
     )
     parser.add_argument("--write", action="store_true", help="let the diffs of findings be applied to files")
+    _add_times(parser)
+
+
+def _add_times(parser: CommandParser) -> None:
     parser.add_argument(
         "--timeout", metavar="TIME", type=_time, default=300.0, help="end a command after this time (5m)"
     )
@@ -39,7 +43,7 @@ def _prepare_parser(parser: CommandParser) -> None:
     )
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run_mcp(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("mcp") is None:
         raise UsageError("this needs the package mcp: pip install 'stepscope[mcp]'")
     folders = tuple(Path(os.path.realpath(each)) for each in arguments.folder or ["."])
@@ -70,10 +74,40 @@ examples:
   stepscope mcp --allow 'train.py --lr 3e-4' --write     also run and record this program, and change its files
 """
 
-COMMAND: Final = Command(
+MCP: Final = Command(
     name="mcp",
     help="Serve the commands as tools of a coding assistant (Model Context Protocol).",
-    prepare_parser=_prepare_parser,
-    run=_run,
+    prepare_parser=_prepare_mcp,
+    run=_run_mcp,
     examples=_EXAMPLES,
+)
+
+
+def _prepare_lsp(parser: CommandParser) -> None:
+    parser.add_argument("--stdio", action="store_true", help="speak over standard input and output, as it always does")
+    _add_times(parser)
+
+
+def _run_lsp(arguments: argparse.Namespace) -> int:
+    if importlib.util.find_spec("pygls") is None:
+        raise UsageError("this needs the package pygls: pip install 'stepscope[editor]'")
+    from stepscope.commands.assist.language_server import server_for
+
+    server_for(arguments.timeout, arguments.record_timeout).start_io()
+    return 0
+
+
+LSP: Final = Command(
+    name="lsp",
+    help="Show the answers in an editor, at the lines of your code (Language Server Protocol).",
+    prepare_parser=_prepare_lsp,
+    run=_run_lsp,
+    examples="""\
+An editor starts it itself, once its settings name the command; docs/editor.md has those of VS Code, Neovim, Emacs and
+Helix. For an open file it takes the newest run that names its lines.
+
+examples:
+  stepscope lsp
+  stepscope lsp --timeout 20m                        for traces that take long to read
+""",
 )

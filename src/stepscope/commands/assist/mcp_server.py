@@ -11,9 +11,6 @@ import contextlib
 import json
 import os
 import shlex
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,6 +24,7 @@ from mcp.types import ToolAnnotations
 from pydantic import Field
 
 from stepscope import __version__
+from stepscope.commands.assist.process import STEPSCOPE, Ended, run
 from stepscope.commands.read.costs import MEMORY
 from stepscope.commands.read.tables import IDLE, KERNELS, OPERATORS, STEPS
 from stepscope.commands.shared.options import Command
@@ -36,16 +34,12 @@ from stepscope.errors import StepscopeError
 from stepscope.record.runs import run_at
 from stepscope.report.brief import TOKENS, as_data, fitted
 
-_STEPSCOPE: Final = (sys.executable, "-m", "stepscope")
 _LATEST: Final = "latest"
 _RULE: Final = r"^[a-z][a-z-]{1,60}$"
 _RULE_OR_NONE: Final = r"^([a-z][a-z-]{1,60})?$"
 _TABLES: Final = (STEPS, IDLE, OPERATORS, KERNELS, MEMORY)
-_MOST_ANSWER_BYTES: Final = 8 << 20
 _MOST_SAID: Final = 2000
 """Characters of what a program that failed printed last."""
-_GRACE_S: Final = 10.0
-"""For a program that is asked to end."""
 _INSTRUCTIONS: Final = (
     "stepscope explains why training and inference steps are slow, from recorded traces. Begin with diagnose: its "
     "findings are ordered by the time that each would save, and name the lines and the change. Change one thing, "
@@ -117,58 +111,17 @@ class Access:
             raise ToolError(f"this program is not allowed; {known}")
 
 
-@dataclass(frozen=True)
-class _Ended:
-    code: int
-    output: str
-    said: str
-
-
-async def _run(command: Sequence[str], access: Access, seconds: float) -> _Ended:
-    """Run a command in the first folder; with all it started it is ended when the time is over, or nobody waits.
+async def _run(command: Sequence[str], access: Access, seconds: float) -> Ended:
+    """Run a command in the first folder.
 
     Raises:
         ToolError: it took too long.
     """
     sources = os.pathsep.join(map(str, access.folders))
-    environment = {**os.environ, SOURCES_VARIABLE: sources, "NO_COLOR": "1"}
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as said:
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=said,
-            cwd=access.folders[0],
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            code = await asyncio.wait_for(process.wait(), seconds)
-        except asyncio.TimeoutError as error:
-            raise ToolError(f"this took longer than {seconds:g} s and was ended") from error
-        finally:
-            if process.returncode is None:
-                await asyncio.shield(_end(process))
-        return _Ended(code, _text(output, 0), _text(said, -_MOST_ANSWER_BYTES))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    for number in (signal.SIGINT, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM):
-        with contextlib.suppress(ProcessLookupError):
-            if hasattr(os, "killpg"):
-                os.killpg(process.pid, number)
-            else:
-                process.kill()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(process.wait(), _GRACE_S)
-            return
-
-
-def _text(file: Any, begin: int) -> str:
-    """At most _MOST_ANSWER_BYTES from the beginning, or the end, of a file."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(size + begin, 0) if begin else 0)
-    return bytes(file.read(_MOST_ANSWER_BYTES)).decode("utf-8", "replace")
+    try:
+        return await run(command, access.folders[0], seconds, {SOURCES_VARIABLE: sources})
+    except asyncio.TimeoutError as error:
+        raise ToolError(f"this took longer than {seconds:g} s and was ended") from error
 
 
 Trace = Annotated[
@@ -287,7 +240,7 @@ class Tools:
         self._access.allow(program)
         name = name.lstrip("-.") or time.strftime("assistant-%Y%m%d-%H%M%S")
         words = ["run", f"--steps={steps}", f"--name={name}", "--no-diagnose", *([f"--apply={apply}"] if apply else [])]
-        ended = await _run([*_STEPSCOPE, *words, *shlex.split(program)], self._access, self._access.record_seconds)
+        ended = await _run([*STEPSCOPE, *words, *shlex.split(program)], self._access, self._access.record_seconds)
         run = _run_of(name)
         if run is None or not run.traces():
             raise ToolError(f"nothing was recorded; exit code {ended.code}; the end of what was said:\n"
@@ -307,7 +260,7 @@ class Tools:
         for each in filter(None, (program, other)):
             self._access.allow(each)
         words = [program, other or program, f"--budget={seconds}s", *([f"--apply=B={apply}"] if apply else [])]
-        ended = await _run([*_STEPSCOPE, "bench", *words], self._access, seconds + self._access.record_seconds)
+        ended = await _run([*STEPSCOPE, "bench", *words], self._access, seconds + self._access.record_seconds)
         return as_data(fitted(ended.output or ended.said, tokens, "Ask for more tokens to see it."))
 
     async def apply_diff(
@@ -358,14 +311,9 @@ class Tools:
         return as_data(fitted(await self._answer(*words), tokens, "Ask for more tokens to see it."))
 
     async def _answer(self, *words: str) -> str:
-        ended = await _run([*_STEPSCOPE, *words], self._access, self._access.seconds)
+        ended = await _run([*STEPSCOPE, *words], self._access, self._access.seconds)
         if ended.code not in (0, 1):
-            said = ended.said.strip().splitlines()
-            raise ToolError(
-                said[-1].removeprefix("stepscope: ")[:_MOST_SAID]
-                if said
-                else f"the command ended with exit code {ended.code}"
-            )
+            raise ToolError(ended.reason[:_MOST_SAID])
         return ended.output
 
 

@@ -331,7 +331,15 @@ def _collective_logs(arguments: argparse.Namespace) -> Logged | None:
         except StepscopeError:
             return False
 
-    logs = collective_logs(files)
+    path = arguments.paths[0] if len(by_path) == 1 else f"{len(files)} logs"
+    arguments.paths = [path for path in arguments.paths if has_traces(path)]
+    try:
+        logs = collective_logs(files)
+    except StepscopeError as error:
+        if not arguments.paths:
+            raise
+        print(f"stepscope: skipped: {printable(str(error))}", file=sys.stderr)
+        return None
     names = {
         name
         for process in logs.processes
@@ -339,8 +347,6 @@ def _collective_logs(arguments: argparse.Namespace) -> Logged | None:
         if process.rank is None or name == process.host
     }
     found = redacted(arguments, (logs, desync(logs)), sorted(names - {""}), [str(file) for file in files])
-    path = arguments.paths[0] if len(by_path) == 1 else f"{len(files)} logs"
-    arguments.paths = [path for path in arguments.paths if has_traces(path)]
     return (redacted(arguments, path), *found)
 
 
