@@ -155,17 +155,30 @@ def scheduler(dask_workers: int) -> Iterator[str]:
         yield cluster.scheduler_address
 
 
+def processors_s(address: str) -> float:
+    """Seconds of processors that ended processes have taken, and the workers of a scheduler."""
+    taken_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+    if address:
+        from distributed import Client
+
+        with Client(address) as client:
+            taken_s += sum(client.run(time.process_time).values())
+    return taken_s
+
+
 def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
     """Time `stepscope diagnose FOLDER`, and the memory of its process, which joins what the workers found."""
-    with tempfile.TemporaryDirectory() as place, scheduler(dask_workers) as address:
-        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(tempfile.TemporaryDirectory())
+        os.environ["XDG_CACHE_HOME"] = f"{place}/cache"  # also that of workers
+        address = stack.enter_context(scheduler(dask_workers))
         folder, report = Path(place) / "traces", Path(place) / "report.json"
         size = write_ranks(folder, ranks, late_rank, **{**BIG, "layers": layers})
         time.sleep(SETTLED_S)
         print(f"{ranks} ranks of {size / ranks / 1e6:.1f} MB, {address or 'processes'}", flush=True)
         words = ["diagnose", str(folder), "--json", str(report), *(["--scheduler", address] if address else [])]
         for when, more in (("first", []), ("again", ["--top", "6"])):  # other words have no kept answer
-            begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+            begun, before_s = time.monotonic(), processors_s(address)
             joined = subprocess.run(
                 [sys.executable, "-c", _JOIN, *words, *more],
                 stdout=subprocess.PIPE,
@@ -174,8 +187,7 @@ def measure_diagnosis(ranks: int, dask_workers: int, layers: int) -> None:
             )
             assert joined.returncode == 0, joined.stdout[-500:]
             peak = int(joined.stdout.split()[-1]) / 2**20
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            wall_s, cpu_s = time.monotonic() - begun, sum(after[:2]) - sum(before[:2])
+            wall_s, cpu_s = time.monotonic() - begun, processors_s(address) - before_s
             found = json.loads(report.read_bytes())
             assert len(found["ranks"]) == ranks
             late = [each["title"] for each in found["across_ranks"] if each["rule"] == "late-rank"]

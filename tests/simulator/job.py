@@ -44,11 +44,19 @@ class Rank:
         self, group: str, members: Sequence[int], *, queue: Queue | None = None, transfer_ns: int = TRANSFER_NS
     ) -> Work:
         """An all-reduce with the other ranks of a group, which ends for all when the last has come and all is sent."""
+        with self.main.operator("c10d::allreduce_"):
+            return self._meet("ncclDevKernel_AllReduce_Sum_f32_RING_LL", group, members, queue, transfer_ns)
+
+    def send_or_receive(self, source: int, target: int, *, transfer_ns: int = TRANSFER_NS) -> Work:
+        """The part of one of two ranks in a message from one to the other."""
+        with self.main.operator("c10d::send" if self.number == source else "c10d::recv_"):
+            group = f"{source} to {target}"
+            return self._meet("ncclDevKernel_SendRecv", group, (source, target), None, transfer_ns)
+
+    def _meet(self, name: str, group: str, members: Sequence[int], queue: Queue | None, transfer_ns: int) -> Work:
         key = (group, self._counts[group])
         self._counts[group] += 1
-        with self.main.operator("c10d::allreduce_"):
-            lasts = transfer_ns + self.waits.get(key, 0)
-            work = self.main.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", queue or self.queue, lasts)
+        work = self.main.launch(name, queue or self.queue, transfer_ns + self.waits.get(key, 0))
         self.met[key], self.groups[work.correlation] = work, (group, members)
         return work
 
@@ -82,4 +90,9 @@ def write_job(folder: Path, ranks: list[Rank]) -> None:
                 group, members = rank.groups[args["correlation"]]
                 listed = f"[{', '.join(map(str, members))}]"
                 args |= {"Process Group Name": group, "Group size": len(members), "Process Group Ranks": listed}
+                if " to " in group:
+                    source, target = members
+                    is_sent = rank.number == source
+                    args |= {"Process Group Name": "pipeline", "Collective name": "send" if is_sent else "recv"}
+                    args |= {"Dst Rank": target} if is_sent else {"Src Rank": source}
         (folder / f"rank{rank.number}.json").write_text(json.dumps(trace))

@@ -133,8 +133,22 @@ def _waits_ns(matched: pl.DataFrame, ranks: int) -> list[int]:
     """Each rank's wait for later ones, per step."""
     waits = np.zeros(ranks, np.int64)
     taken = participants(matched)
-    np.add.at(waits, taken["rank"].to_numpy(), taken["wait_ns"].to_numpy())
+    np.add.at(waits, taken["rank"].to_numpy(), _waits_of_parts(matched, taken))
     return [int(ns) for ns in waits // max(matched["step"].n_unique(), 1)]
+
+
+def _counted_until() -> pl.Expr:
+    """When the last rank came to an earlier exchange of the same group: waits until then count there."""
+    last = pl.col("arrivals_ns").list.max()
+    return last.cum_max().shift(1).over("group", pl.col("ranks").list.first(), "size").fill_null(pl.lit(-(2**62)))
+
+
+def _waits_of_parts(matched: pl.DataFrame, taken: pl.DataFrame) -> Times:
+    """What each participant waits for the last one, once where several exchanges of a group go on at the same time."""
+    until = matched.select(_counted_until()).to_series().to_numpy()[taken["exchange"].to_numpy()]
+    arrivals, waits = taken["arrival_ns"].to_numpy(), taken["wait_ns"].to_numpy()
+    bare: Times = np.maximum(arrivals + waits - np.maximum(arrivals, until), 0)
+    return bare
 
 
 def _some_missing(records: Sequence[RankRecord]) -> bool:
@@ -200,8 +214,12 @@ def _waits(records: Sequence[RankRecord], matched: pl.DataFrame) -> _Waits:
     steps = max(matched["step"].n_unique(), 1)
     is_collective = matched["source"].is_null().to_numpy()
     sizes = matched["ranks"].list.len().cast(pl.Int64).to_numpy()
-    waits = np.where(is_collective, matched["waits_ns"].list.sum().to_numpy(), 0)
-    gain = np.where(is_collective, matched["late_ns"].to_numpy() * (sizes - 1), 0)
+    taken = participants(matched)
+    waits = np.bincount(taken["exchange"].to_numpy(), _waits_of_parts(matched, taken), matched.height).astype(np.int64)
+    last = pl.col("arrivals_ns").list.max()
+    later = last - pl.max_horizontal(last - pl.col("late_ns"), _counted_until())
+    gain = matched.select(later.clip(0)).to_series().to_numpy() * (sizes - 1)
+    waits, gain = np.where(is_collective, waits, 0), np.where(is_collective, gain, 0)
     step_ns = max(record.step_ns for record in records)
     least = _HELD * step_ns
     of_step = late.parts.filter(pl.col("peers") > 1).group_by("rank", "step").agg(

@@ -226,7 +226,7 @@ def _told(url: str) -> Iterator[None]:
     """Turn whatever a library raises into the sentence for the user."""
     try:
         yield
-    except (UnreadableTraceError, KeyboardInterrupt):
+    except UnreadableTraceError:
         raise
     except Exception as error:  # each library has its own
         raise UnreadableTraceError(_sentence(url, error)) from error
@@ -236,7 +236,8 @@ def _sentence(url: str, error: BaseException) -> str:
     """What went wrong, by the names of errors, since the libraries share no classes."""
     while isinstance(error, FileNotFoundError) and error.__cause__ is not None:  # fsspec's, where asking failed
         error = error.__cause__
-    name, reason = shown(url), " ".join(str(error).replace(url, shown(url)).split()) or type(error).__name__
+    name, text = shown(url), str(getattr(error, "message", None) or error)  # aiohttp's text has the whole URL, too
+    reason = " ".join(text.replace(url, name).split()) or type(error).__name__
     kinds = {each.__name__ for each in type(error).__mro__}
     status = getattr(error, "status", None) or getattr(error, "status_code", None)
     if "TooManyRedirects" in kinds:

@@ -265,7 +265,7 @@ def test_what_groups_are_for_is_told_by_their_names_or_by_when_they_exchange() -
     assert parallelism(rows(("", 8, "all_to_all", layers), ("", 4, "all_reduce", end))) == {}
 
 
-@pytest.mark.parametrize(("number", "fault"), enumerate(FAULTS[:-1]))  # the last one takes long
+@pytest.mark.parametrize(("number", "fault"), [*enumerate(FAULTS[:-1])])  # the last one takes long
 def test_planted_faults_are_found_first_and_clean_twins_stay_silent(number: int, fault: str) -> None:
     records, planted = drawn(8, number, fault)
     findings = across_ranks(records)

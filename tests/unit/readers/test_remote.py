@@ -247,3 +247,5 @@ def test_secrets_in_urls_are_not_shown(served: Served) -> None:
     with pytest.raises(StepscopeError) as raised:
         open_trace(served.url("missing.json?token=secret"))
     assert "secret" not in str(raised.value)
+    served.wrong = "403"
+    assert "secret" not in sentence(served.url("plain.json?token=%2Fsecret"))

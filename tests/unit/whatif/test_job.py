@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import polars as pl
@@ -80,6 +81,23 @@ def beside(late: dict[int, int]) -> Program:
                 with main.optimizer_step(), main.operator("aten::_fused_adamw_"):
                     main.launch("adamw", rank.queue, 25 * US)
                 main.item(rank.queue)
+
+    return program
+
+
+def pipeline(late: dict[int, int]) -> Program:
+    """Each rank receives from the one before, computes, and sends to the next."""
+
+    def program(rank: Rank) -> None:
+        number = rank.number
+        for index in range(STEPS):
+            with rank.main.step(index):
+                if number:
+                    rank.send_or_receive(number - 1, number)
+                step(rank, late.get(number, 0))
+                if number < RANKS - 1:
+                    rank.send_or_receive(number, number + 1)
+                rank.main.item(rank.queue)
 
     return program
 
@@ -167,6 +185,21 @@ def test_a_prospect_says_which_rank_takes_longest(late: Late) -> None:
     alone = [each.alone_step_ns for each in found.ranks]
     assert alone[1] == found.ranks[1].measured_step_ns == late.job.recorded_ns
     assert alone[2] < late.job.recorded_ns
+
+
+def test_a_send_comes_before_its_receive(tmp_path: Path) -> None:
+    write_job(tmp_path, job(RANKS, pipeline({0: LATE_NS})))
+    views = [View(open_trace(tmp_path / f"rank{number}.json")) for number in range(RANKS)]
+    found = job_of([rank_summary(view) for view in views])
+    assert found is not None
+
+    saved = found.saving_ns({0: views[0].saved(without_cause("input"))})
+
+    assert (found.meeting >= 0).all()
+    assert (found.measured.start == found.start).all()
+    assert (found.measured.end == found.end).all()
+    without = simulated_step_ns(job(RANKS, pipeline({0: -INPUT_NS})))
+    assert saved == pytest.approx(found.recorded_ns - without, rel=0.01)  # hosts that waits hid take over
 
 
 def test_what_is_kept_of_long_recordings_are_whole_steps(late: Late, monkeypatch: pytest.MonkeyPatch) -> None:

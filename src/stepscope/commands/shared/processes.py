@@ -108,11 +108,14 @@ def on_cluster(
         waiting = distributed.as_completed(asked)
         try:
             for future in waiting:
-                failed = future.exception()
+                failed = _CANCELLED if future.cancelled() else future.exception()
                 yield file_of[future.key], future.result() if failed is None else _reason(failed)
                 future.cancel()  # the cluster forgets the result
         finally:
             client.cancel(list(waiting.futures))
+
+
+_CANCELLED: Final = RuntimeError("the scheduler ended or cancelled it")
 
 
 def _reason(error: BaseException) -> str:
