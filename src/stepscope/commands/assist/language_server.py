@@ -37,6 +37,7 @@ from stepscope.trace.source_text import kept_source, split_lines
 _MOST_TRACES: Final = 100
 """The newest, which are asked for the lines of a file."""
 _LARGEST_ANSWER: Final = 64 << 20
+_MOST_ANSWERS: Final = 16
 _AT_ONCE: Final = 2
 _SETTLE_S: Final = 0.3
 """After a change of a text, before its diagnostics are published again."""
@@ -125,6 +126,8 @@ class Answers:
             raise UsageError(f"{trace} cannot be read: {error.strerror}") from error
         if anew or key not in self._known:
             self._known[key] = asyncio.create_task(self._asked(trace, folder, anew=anew))
+            for old in list(self._known)[:-_MOST_ANSWERS]:
+                del self._known[old]
         try:
             return await asyncio.shield(self._known[key])
         except UsageError:
@@ -136,6 +139,8 @@ class Answers:
         lines = await self.json(folder, "lines", str(trace), *more)  # the others find the trace parsed, or do not begin
         rest = (self.json(folder, name, str(trace), *more) for name in ("diagnose", "modules"))
         diagnosis, modules = await asyncio.gather(*rest)
+        if "findings" not in diagnosis or "lines" not in lines or "modules" not in modules:
+            raise UsageError("it is no trace of steps")
         return Answer(trace, folder, diagnosis, lines, modules)
 
     async def json(self, folder: Path, *words: str) -> dict[str, Any]:
@@ -484,6 +489,7 @@ class Commands:
         opened = self._file(uri)
         async with self._server.working(f"diagnosing {opened.path.name}"):
             await self._server.look(opened, anew=True)
+        self._asked(uri)
         return await self.findings(uri)
 
     async def findings(self, uri: str) -> list[dict[str, Any]]:
