@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.commands.assist.process import STEPSCOPE
 from stepscope.trace.program_facts import LineRecords, Location, write_lines
 from stepscope.trace.source_text import packed_sources
 from tests.e2e.conftest import PER_TOKEN, environment
@@ -153,6 +154,7 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
     (editor.first / "broken.py").write_text("x = 1\n")
     keep_lines(editor.first / "damaged.json", editor.first / "broken.py", {})
     (editor.second / "other.py").write_text("print(1)\n")
+    (editor.first / "json.py").write_text("raise SystemExit('a module of the project was imported')\n")
     editor.variables = {"STEPSCOPE_DATA_DIR": str(folder / "data"), "STEPSCOPE_CACHE_DIR": str(folder / "cache")}
     editor.start()
     yield editor
@@ -333,7 +335,7 @@ def test_recording_says_what_it_does_and_why_it_could_not(editor: Editor) -> Non
 
 
 NEOVIM = """
-local command = { vim.env.PYTHON, "-m", "stepscope", "lsp" }
+local command = { vim.env.PYTHON, "-c", vim.env.START, "lsp" }
 local root = vim.env.FOLDER
 vim.cmd("edit " .. vim.env.FILE)
 vim.lsp.buf_attach_client(0, vim.lsp.start_client({ name = "stepscope", cmd = command, root_dir = root }))
@@ -342,7 +344,7 @@ for _, each in ipairs(vim.diagnostic.get(0)) do io.stdout:write(each.lnum .. " "
 """
 EMACS = """
 (require 'eglot)
-(setq eglot-server-programs `((python-mode . (,(getenv "PYTHON") "-m" "stepscope" "lsp"))))
+(setq eglot-server-programs `((python-mode . (,(getenv "PYTHON") "-c" ,(getenv "START") "lsp"))))
 (setq project-find-functions (list (lambda (_) (cons 'transient (getenv "FOLDER")))))
 (find-file (getenv "FILE"))
 (python-mode)
@@ -372,10 +374,14 @@ def test_editors_show_the_findings(editor: Editor, uri: str, program: str, tmp_p
     neovim = ["--clean", "--headless", "-c", f"luafile {script}", "-c", "qa!"]
     words = [program, *(neovim if program == "nvim" else ["--batch", "-l", str(script)])]
     source = editor.first / RECORDED
-    variables = {"PYTHON": sys.executable, "FOLDER": str(editor.first), "FILE": str(source), "HOME": str(tmp_path)}
+    variables = {"PYTHON": sys.executable, "START": STEPSCOPE[-1], "FOLDER": str(editor.first), "FILE": str(source)}
 
     ended = subprocess.run(
-        words, capture_output=True, env=environment(**editor.variables, **variables), timeout=PATIENCE_S, check=False
+        words,
+        capture_output=True,
+        env=environment(**editor.variables, **variables, HOME=str(tmp_path)),
+        timeout=PATIENCE_S,
+        check=False,
     )
 
     loop = the_loop(editor, uri)

@@ -21,11 +21,12 @@ from urllib.parse import urlencode
 
 from lsprotocol import types as lsp
 from pygls import uris
+from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from stepscope import __version__
 from stepscope.commands.assist.file_notes import OPEN_PAGE, WHAT_IF, Answer, FileNotes, saving_words
-from stepscope.commands.assist.process import STEPSCOPE, end, run
+from stepscope.commands.assist.process import STEPSCOPE, Ended, end, run
 from stepscope.commands.shared.reading import recorded_file, trace_paths
 from stepscope.errors import StepscopeError, UnreadableTraceError, UsageError
 from stepscope.record.run_folder import RunFolder, data_folder
@@ -43,6 +44,8 @@ _SETTLE_S: Final = 0.3
 """After a change of a text, before its diagnostics are published again."""
 _LOOK_S: Final = 3.0
 """Between looks for new runs."""
+_REPLY_S: Final = 5.0
+"""For an editor that is asked for a progress bar."""
 _SHOWN_RUNS: Final = 8
 _NEWEST: Final = "newest"
 _USUAL_DEVICES: Final = ("H100-SXM", "A100-SXM-80GB", "L4", "MI300X")
@@ -115,7 +118,7 @@ class Answers:
             return frozenset()
 
     async def of(self, trace: Path, folder: Path, *, anew: bool = False) -> Answer:
-        """What the commands say of a trace.
+        """What the commands say of a trace; what failed is tried again if it is asked anew, or the trace has changed.
 
         Raises:
             UsageError: a command failed; the message says why.
@@ -128,11 +131,7 @@ class Answers:
             self._known[key] = asyncio.create_task(self._asked(trace, folder, anew=anew))
             for old in list(self._known)[:-_MOST_ANSWERS]:
                 del self._known[old]
-        try:
-            return await asyncio.shield(self._known[key])
-        except UsageError:
-            self._known.pop(key, None)
-            raise
+        return await asyncio.shield(self._known[key])
 
     async def _asked(self, trace: Path, folder: Path, *, anew: bool) -> Answer:
         more = ["--no-cache"] if anew else []
@@ -149,26 +148,25 @@ class Answers:
         Raises:
             UsageError: it failed.
         """
-        output = await self.command(folder, *words, "--json", "-")
+        async with self._turns:
+            ended = await _run(folder, self.seconds, *words, "--json", "-")
+        if ended.code not in (0, 1):
+            raise UsageError(ended.reason)
         try:
-            found = json.loads(output)
+            found = json.loads(ended.output)
         except ValueError as error:
             raise UsageError(f"stepscope {words[0]} printed something else than a document") from error
         return found if isinstance(found, dict) else {}
 
-    async def command(self, folder: Path, *words: str, seconds: float | None = None) -> str:
-        """What a command prints. Raises UsageError if it failed."""
-        limit = self.seconds if seconds is None else seconds
-        async with self._turns:
-            try:
-                ended = await run([*STEPSCOPE, *words], folder, limit, {}, most_bytes=_LARGEST_ANSWER)
-            except asyncio.TimeoutError as error:
-                raise UsageError(f"stepscope {words[0]} took longer than {limit:g} s and was ended") from error
-            except OSError as error:
-                raise UsageError(f"stepscope {words[0]} cannot be started: {error.strerror}") from error
-        if ended.code not in (0, 1):
-            raise UsageError(ended.reason)
-        return ended.output
+
+async def _run(folder: Path, seconds: float, *words: str) -> Ended:
+    """Run a command of stepscope. Raises UsageError if it cannot be started or takes too long."""
+    try:
+        return await run([*STEPSCOPE, *words], folder, seconds, {}, most_bytes=_LARGEST_ANSWER)
+    except asyncio.TimeoutError as error:
+        raise UsageError(f"stepscope {words[0]} took longer than {seconds:g} s and was ended") from error
+    except OSError as error:
+        raise UsageError(f"stepscope {words[0]} cannot be started: {error.strerror}") from error
 
 
 class StepscopeServer(LanguageServer):
@@ -244,7 +242,7 @@ class StepscopeServer(LanguageServer):
         folder = self.folder_of(opened.path)
         chosen = self.chosen.get(folder)
         trace = chosen or await asyncio.to_thread(self.answers.newest, opened.path, folder)
-        if trace is None or (trace == opened.trace and opened.answer is not None and not anew):
+        if trace is None:
             return
         opened.trace = trace
         try:
@@ -252,11 +250,12 @@ class StepscopeServer(LanguageServer):
         except UsageError as error:
             self.say_once(f"{trace}: {error}")
             return
-        if self.files.get(opened.uri) is opened and opened.trace == trace:
-            opened.answer, opened.recorded, opened.kept = answer, None, None
-            with contextlib.suppress(UsageError):
-                opened.recorded = recorded_file(str(opened.path), answer.files())
-                opened.kept = await asyncio.to_thread(kept_source, trace, opened.recorded)
+        recorded = kept = None
+        with contextlib.suppress(UsageError):
+            recorded = recorded_file(str(opened.path), answer.files())
+            kept = await asyncio.to_thread(kept_source, trace, recorded)
+        if self.files.get(opened.uri) is opened and opened.trace == trace and answer is not opened.answer:
+            opened.answer, opened.recorded, opened.kept = answer, recorded, kept
             self.publish(opened)
             self._refresh()
 
@@ -296,10 +295,11 @@ class StepscopeServer(LanguageServer):
         window = self.client_capabilities.window
         token = None
         if window is not None and window.work_done_progress:
-            with contextlib.suppress(Exception):
-                token = f"stepscope-{time.monotonic_ns()}"
-                await asyncio.wait_for(self.work_done_progress.create_async(token), 5)
-                self.work_done_progress.begin(token, lsp.WorkDoneProgressBegin(title=f"stepscope: {title}"))
+            with contextlib.suppress(asyncio.TimeoutError, JsonRpcException):
+                created = f"stepscope-{time.monotonic_ns()}"
+                await asyncio.wait_for(self.work_done_progress.create_async(created), _REPLY_S)
+                self.work_done_progress.begin(created, lsp.WorkDoneProgressBegin(title=f"stepscope: {title}"))
+                token = created
         try:
             yield
         finally:
@@ -472,10 +472,14 @@ class Commands:
         """Run the file with these arguments, record some of its steps, and show what they cost."""
         opened, server = self._file(uri), self._server
         name = f"{opened.path.stem[:40]}-{time.strftime('%Y%m%d-%H%M%S')}"
-        words = ["run", f"--name={name}", "--no-diagnose", str(opened.path), *shlex.split(arguments)]
+        try:
+            given = shlex.split(arguments)
+        except ValueError as error:
+            raise UsageError(f"{arguments!r} are no arguments: {error}") from error
         folder = server.folder_of(opened.path)
+        words = ["run", f"--name={name}", "--no-diagnose", str(opened.path), *given]
         async with server.working(f"recording {opened.path.name}"):
-            ended = await run([*STEPSCOPE, *words], folder, server.record_seconds, {})
+            ended = await _run(folder, server.record_seconds, *words)
         recorded = await asyncio.to_thread(run_at, name)
         if recorded is None or not recorded.traces():
             raise UsageError(f"nothing was recorded; exit code {ended.code}: {ended.reason}")
@@ -562,7 +566,9 @@ class Commands:
             await server.look_at_all()
             return name
         place = name if os.path.isabs(name) or not (folder / name).exists() else str(folder / name)
-        server.chosen[folder] = (await asyncio.to_thread(trace_paths, place))[0].absolute()
+        trace = (await asyncio.to_thread(trace_paths, place))[0].absolute()
+        await server.answers.of(trace, folder)
+        server.chosen[folder] = trace
         await server.look_at_all()
         if opened.answer is not None and server.notes_of(uri) is None:
             server.say(f"{name} names no lines of {opened.path.name}", lsp.MessageType.Warning)
