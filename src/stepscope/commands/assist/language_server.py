@@ -133,9 +133,10 @@ class Answers:
 
     async def _asked(self, trace: Path, folder: Path, *, anew: bool) -> Answer:
         more = ["--no-cache"] if anew else []
-        names = ("diagnose", "lines", "modules")
-        documents = await asyncio.gather(*(self.json(folder, name, str(trace), *more) for name in names))
-        return Answer(trace, folder, *documents)
+        lines = await self.json(folder, "lines", str(trace), *more)  # the others find the trace parsed, or do not begin
+        rest = (self.json(folder, name, str(trace), *more) for name in ("diagnose", "modules"))
+        diagnosis, modules = await asyncio.gather(*rest)
+        return Answer(trace, folder, diagnosis, lines, modules)
 
     async def json(self, folder: Path, *words: str) -> dict[str, Any]:
         """The document that a command prints with --json.
