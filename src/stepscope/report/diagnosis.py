@@ -530,6 +530,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
             "unrecorded_ns": diagnosis.unrecorded_ns or None,
+            "job_step_ns": diagnosis.job_step_ns or None,
             "count": diagnosis.step_count,
             "typical_ns": diagnosis.typical_step_ns,
             "mean_ns": diagnosis.mean_step_ns,
