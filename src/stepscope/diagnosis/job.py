@@ -195,9 +195,7 @@ def _spread(job: Job, place: int, finding: Finding) -> Saved:
     return job.spread(place, finding.saving_ns_per_step * job.ranks[place].steps)
 
 
-def _promise(
-    finding: Finding, saving_ns: float, alike: int, steps: JobSteps, *, is_replayed: bool
-) -> Finding:
+def _promise(finding: Finding, saving_ns: float, alike: int, steps: JobSteps, *, is_replayed: bool) -> Finding:
     saving = min(round(saving_ns), round(steps.step_ns))
     share = saving / max(steps.step_ns, 1)
     on = "on this rank" if alike == 1 else f"on the {alike:,} ranks that have it"
