@@ -93,7 +93,7 @@ def test_findings_are_small_and_whole() -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [
-        ("whatif", {"changes": ["json=/tmp/x"], "trace": "trace.json"}, "json=/tmp/x is no change; write one of remove=VALUE"),
+        ("whatif", {"changes": ["json=/tmp/x"], "trace": "trace.json"}, "json=/tmp/x is no change; write one of rem"),
         ("whatif", {"changes": ["graphs=--json=x"], "trace": "trace.json"}, "is no change"),
         ("explain_rule", {"rule": "--help"}, "rule"),
         ("explain_rule", {"rule": "no-such-rule"}, "no rule"),
