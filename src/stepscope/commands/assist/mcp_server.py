@@ -31,7 +31,7 @@ from stepscope.commands.shared.options import Command
 from stepscope.commands.shared.reading import SOURCES_VARIABLE, trace_paths
 from stepscope.commands.view.choices import CHOICES
 from stepscope.errors import StepscopeError
-from stepscope.record.runs import run_at
+from stepscope.record.runs import run_named
 from stepscope.report.brief import TOKENS, as_data, fitted
 
 _LATEST: Final = "latest"
@@ -90,7 +90,7 @@ class Access:
         if not name or name == _LATEST:
             return _LATEST
         try:
-            run = None if (self.folders[0] / name).exists() else run_at(name)
+            run = None if os.sep in name or (self.folders[0] / name).exists() else run_named(name)
             if run is not None:
                 return str(run.path)
             place = self.path(name)
@@ -319,7 +319,7 @@ class Tools:
 
 def _run_of(name: str) -> Any:
     with contextlib.suppress(StepscopeError):
-        return run_at(name)
+        return run_named(name)
     return None
 
 
