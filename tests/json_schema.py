@@ -123,6 +123,7 @@ class Steps(TypedDict):
     source: Literal["annotation", "inferred", "none"]
     step_ns: int
     unrecorded_ns: int | None
+    job_step_ns: int | None
     count: int
     typical_ns: int
     mean_ns: int

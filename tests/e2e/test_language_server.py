@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from stepscope.commands.assist.process import STEPSCOPE
 from stepscope.trace.program_facts import LineRecords, Location, write_lines
 from stepscope.trace.source_text import packed_sources
 from tests.e2e.conftest import PER_TOKEN, environment
@@ -21,6 +24,7 @@ from lsprotocol import types as lsp
 from pygls.lsp.client import LanguageClient
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "gpt2_training.py"
+EXTENSION = Path(__file__).parents[2] / "editor" / "vscode"
 RECORDED = "examples/gpt2_training.py"  # as the trace names it
 PATIENCE_S = 90.0
 
@@ -31,12 +35,15 @@ class Editor:
     Attributes:
         first: its folder has a trace of its file, and one that is damaged.
         second: its folder has no trace.
+        variables: of the server's environment.
     """
 
     def __init__(self, folder: Path) -> None:
         self.loop = asyncio.new_event_loop()
         self.client = LanguageClient("tests", "1")
         self.first, self.second = folder / "first", folder / "second"
+        self.variables: dict[str, str] = {}
+        self.capabilities = lsp.ServerCapabilities()
         self.diagnostics: dict[str, list[lsp.Diagnostic]] = {}
         self.messages: list[str] = []
         self.shown: list[str] = []
@@ -95,9 +102,9 @@ class Editor:
 
         self.do(until())
 
-    def start(self, **variables: str) -> lsp.InitializeResult:
+    def start(self) -> None:
         words = [sys.executable, "-m", "stepscope", "lsp", "--stdio", "--timeout", "60s"]
-        self.do(self.client.start_io(*words, env=environment(**variables)))
+        self.do(self.client.start_io(*words, env=environment(**self.variables)))
         folders = [lsp.WorkspaceFolder(place.as_uri(), place.name) for place in (self.first, self.second)]
         refreshed = lsp.CodeLensWorkspaceClientCapabilities(refresh_support=True)
         hints = lsp.InlayHintWorkspaceClientCapabilities(refresh_support=True)
@@ -107,9 +114,8 @@ class Editor:
         workspace = lsp.WorkspaceClientCapabilities(inlay_hint=hints, code_lens=refreshed, workspace_folders=True)
         capabilities = lsp.ClientCapabilities(window=window, workspace=workspace)
         asked = lsp.InitializeParams(capabilities=capabilities, workspace_folders=folders, root_uri=folders[0].uri)
-        found: lsp.InitializeResult = self.do(self.client.initialize_async(asked))
+        self.capabilities = self.do(self.client.initialize_async(asked)).capabilities
         self.client.initialized(lsp.InitializedParams())
-        return found
 
     def open(self, place: Path) -> str:
         item = lsp.TextDocumentItem(place.as_uri(), "python", 1, place.read_text())
@@ -148,7 +154,9 @@ def editor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Editor]:
     (editor.first / "broken.py").write_text("x = 1\n")
     keep_lines(editor.first / "damaged.json", editor.first / "broken.py", {})
     (editor.second / "other.py").write_text("print(1)\n")
-    editor.start(STEPSCOPE_DATA_DIR=str(folder / "data"), STEPSCOPE_CACHE_DIR=str(folder / "cache"))
+    (editor.first / "json.py").write_text("raise SystemExit('a module of the project was imported')\n")
+    editor.variables = {"STEPSCOPE_DATA_DIR": str(folder / "data"), "STEPSCOPE_CACHE_DIR": str(folder / "cache")}
+    editor.start()
     yield editor
     editor.stop()
 
@@ -191,6 +199,18 @@ def actions_at(editor: Editor, uri: str, line: int) -> list[lsp.CodeAction]:
     asked = lsp.CodeActionParams(document(uri), where, lsp.CodeActionContext([]))
     found: list[lsp.CodeAction] = editor.do(editor.client.text_document_code_action_async(asked))
     return found
+
+
+def test_the_extension_of_vs_code_has_the_commands_of_the_server(editor: Editor) -> None:
+    offered = editor.capabilities.execute_command_provider
+    manifest = json.loads((EXTENSION / "package.json").read_text())
+    source = (EXTENSION / "src" / "extension.ts").read_text()
+
+    contributed = {each["command"].removeprefix("stepscope.file.") for each in manifest["contributes"]["commands"]}
+
+    assert offered is not None
+    assert {f"stepscope.{name}" for name in (*contributed, "findings")} == set(offered.commands)
+    assert all(f'register("{name}"' in source for name in contributed)
 
 
 def test_findings_stand_at_their_lines(editor: Editor, uri: str) -> None:
@@ -312,6 +332,62 @@ def test_recording_says_what_it_does_and_why_it_could_not(editor: Editor) -> Non
 
     assert "stepscope: recording other.py" in editor.titles
     assert any("nothing was recorded" in each for each in editor.messages)
+
+
+NEOVIM = """
+local command = { vim.env.PYTHON, "-c", vim.env.START, "lsp" }
+local root = vim.env.FOLDER
+vim.cmd("edit " .. vim.env.FILE)
+vim.lsp.buf_attach_client(0, vim.lsp.start_client({ name = "stepscope", cmd = command, root_dir = root }))
+vim.wait(80000, function() return #vim.diagnostic.get(0) > 0 end, 100)
+for _, each in ipairs(vim.diagnostic.get(0)) do io.stdout:write(each.lnum .. " " .. each.message .. "\\n") end
+"""
+EMACS = """
+(require 'eglot)
+(setq eglot-server-programs `((python-mode . (,(getenv "PYTHON") "-c" ,(getenv "START") "lsp"))))
+(setq project-find-functions (list (lambda (_) (cons 'transient (getenv "FOLDER")))))
+(find-file (getenv "FILE"))
+(python-mode)
+(apply #'eglot--connect (eglot--guess-contact))
+(let ((tries 600))
+  (while (and (> tries 0) (null (flymake-diagnostics)))
+    (flymake-start)
+    (accept-process-output nil 0.1)
+    (setq tries (1- tries))))
+(dolist (each (flymake-diagnostics))
+  (princ (format "%d %s\\n" (1- (line-number-at-pos (flymake-diagnostic-beg each))) (flymake-diagnostic-text each))))
+(eglot-shutdown-all)
+"""
+
+
+def has_eglot() -> bool:
+    words = ["emacs", "--batch", "--eval", '(kill-emacs (if (locate-library "eglot") 0 1))']
+    return shutil.which("emacs") is not None and not subprocess.run(words, capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize("program", ["nvim", "emacs"])
+def test_editors_show_the_findings(editor: Editor, uri: str, program: str, tmp_path: Path) -> None:
+    if not (shutil.which("nvim") if program == "nvim" else has_eglot()):
+        pytest.skip(f"{program}{' with eglot' * (program == 'emacs')} is not installed")
+    script = tmp_path / "script"
+    script.write_text(NEOVIM if program == "nvim" else EMACS)
+    neovim = ["--clean", "--headless", "-c", f"luafile {script}", "-c", "qa!"]
+    words = [program, *(neovim if program == "nvim" else ["--batch", "-l", str(script)])]
+    source = editor.first / RECORDED
+    variables = {"PYTHON": sys.executable, "START": STEPSCOPE[-1], "FOLDER": str(editor.first), "FILE": str(source)}
+
+    ended = subprocess.run(
+        words,
+        capture_output=True,
+        env=environment(**editor.variables, **variables, HOME=str(tmp_path)),
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+    loop = the_loop(editor, uri)
+    shown = ended.stdout.decode().splitlines()
+    begin, message = f"{loop.range.start.line} ", loop.message.splitlines()[0]
+    assert any(line.startswith(begin) and message in line for line in shown), ended.stderr.decode()
 
 
 def test_a_closed_file_has_no_diagnostics(editor: Editor, uri: str) -> None:

@@ -206,6 +206,7 @@ export interface Diagnosis {
     source: "annotation" | "inferred" | "none";
     step_ns: number;
     unrecorded_ns: number | null; // of a step that was not recorded, which savings are shares of
+    job_step_ns: number | null; // of the rank that takes longest, which savings of a job are shares of
     count: number;
     set_apart: { index: number; duration_ns: number; [more: string]: unknown }[];
     list: Step[];

@@ -246,6 +246,8 @@ class Diagnosis:
         lines: costly lines that no finding explains, costliest first.
         unrecorded_ns: median of the run's unrecorded steps, if they are shorter than the recorded ones, else 0.
             Savings are shares of such a step.
+        job_step_ns: the step of the rank that takes longest, if savings are those of all ranks together, else 0.
+            Savings are shares of it.
         busy: work that takes a noticeable part of the step on the device, costliest first.
         graphs: what is known of the kernels in CUDA or HIP graphs; None if none were launched.
         compiled: what torch.compile did; None without its log.
@@ -289,6 +291,7 @@ class Diagnosis:
     is_warm_up: bool = False
     lines: tuple[LineShare, ...] = ()
     unrecorded_ns: int = 0
+    job_step_ns: int = 0
     busy: tuple[BusyWork, ...] = ()
     graphs: GraphUse | None = None
     compiled: CompileUse | None = None
@@ -306,8 +309,8 @@ class Diagnosis:
 
     @property
     def promised_step_ns(self) -> int:
-        """The step that savings are shares of: an unrecorded one, if its time is known."""
-        return self.unrecorded_ns or self.step_ns
+        """The step that savings are shares of: an unrecorded one, if its time is known; the job's."""
+        return self.unrecorded_ns or self.job_step_ns or self.step_ns
 
     @property
     def once_ns(self) -> int:

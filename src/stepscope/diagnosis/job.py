@@ -163,14 +163,21 @@ def promised(
                 kept.append(finding)
                 continue
             cause = _cause(finding)
-            new = _promise(finding, savings[cause], len(alike[cause]), steps, diagnosis, is_replayed=change is not None)
+            new = _promise(finding, savings[cause], len(alike[cause]), steps, is_replayed=change is not None)
             if new.saving_share >= minimum_share or new.ends_run_in_ns is not None:
                 kept.append(new)
             else:
                 hidden += 1
         kept.sort(key=lambda finding: finding.rank)
         result.append(
-            replace(diagnosis, findings=tuple(kept), hidden=diagnosis.hidden + hidden, together=None, afterwards=())
+            replace(
+                diagnosis,
+                findings=tuple(kept),
+                hidden=diagnosis.hidden + hidden,
+                together=None,
+                afterwards=(),
+                job_step_ns=round(steps.step_ns),
+            )
         )
     return result
 
@@ -188,11 +195,9 @@ def _spread(job: Job, place: int, finding: Finding) -> Saved:
     return job.spread(place, finding.saving_ns_per_step * job.ranks[place].steps)
 
 
-def _promise(
-    finding: Finding, saving_ns: float, alike: int, steps: JobSteps, diagnosis: Diagnosis, *, is_replayed: bool
-) -> Finding:
-    saving = min(round(saving_ns), diagnosis.step_ns)
-    share = saving / max(diagnosis.step_ns, 1)
+def _promise(finding: Finding, saving_ns: float, alike: int, steps: JobSteps, *, is_replayed: bool) -> Finding:
+    saving = min(round(saving_ns), round(steps.step_ns))
+    share = saving / max(steps.step_ns, 1)
     on = "on this rank" if alike == 1 else f"on the {alike:,} ranks that have it"
     basis = (
         f"what the last of {steps.ranks:,} ranks saves, by a replay of all with this gone {on}; this rank's trace "

@@ -301,7 +301,7 @@ _SPEED: Final = ("algorithm", "algorithm_gb_per_s", "bus_gb_per_s", "link_share"
 def _told_table(frame: pl.DataFrame) -> Table:
     """Without columns that tell nothing."""
     empty = [name for name in frame.columns if not frame[name].cast(pl.String).replace("", None).count()]
-    shown = frame.drop(empty)
+    shown = frame.drop(empty).rename(lambda name: name.replace("_gb_per_s", " GB/s"))
     return Table(shown, "exchanges", shown.height, brief=tuple(shown.columns))
 
 
@@ -530,6 +530,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
             "source": diagnosis.step_source,
             "step_ns": diagnosis.step_ns,
             "unrecorded_ns": diagnosis.unrecorded_ns or None,
+            "job_step_ns": diagnosis.job_step_ns or None,
             "count": diagnosis.step_count,
             "typical_ns": diagnosis.typical_step_ns,
             "mean_ns": diagnosis.mean_step_ns,

@@ -170,7 +170,8 @@ def saving_sentence(finding: Finding, diagnosis: Diagnosis) -> str:
     of = "per step" if diagnosis.step_source != "none" else "recorded"
     step_ns = diagnosis.promised_step_ns
     saving, step = duration(round(finding.saving_share * step_ns)), duration(step_ns)
-    return f"{saving} of {step} {of} ({share(finding.saving_share)})"
+    whose = "the job's " if diagnosis.job_step_ns and not diagnosis.unrecorded_ns else ""
+    return f"{saving} of {whose}{step} {of} ({share(finding.saving_share)})"
 
 
 def basis_sentence(finding: Finding) -> str:

@@ -107,13 +107,14 @@ def test_findings_are_small_and_whole() -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [
-        ("whatif", {"changes": ["json=/tmp/x"], "trace": "trace.json"}, "json=/tmp/x is no change"),
+        ("whatif", {"changes": ["json=/tmp/x"], "trace": "trace.json"}, "json=/tmp/x is no change; write one of rem"),
         ("whatif", {"changes": ["graphs=--json=x"], "trace": "trace.json"}, "is no change"),
         ("explain_rule", {"rule": "--help"}, "rule"),
         ("explain_rule", {"rule": "no-such-rule"}, "no rule"),
         ("findings", {"rule": "--html=x"}, "rule"),
         ("record", {"program": "rm -rf /"}, "not allowed; none is"),
         ("bench", {"program": "train.py"}, "not allowed"),
+        ("diagnose", {"path": "trace.json"}, "has no argument 'path'; it has trace, tokens"),
         ("record", {"program": "train.py", "name": "../x"}, "name"),
         ("diagnose", {"trace": "trace.json", "tokens": 10}, "tokens"),
         ("query", {"trace": "trace.json", "sql": "select * from read_csv('/etc/passwd')"}, "query"),

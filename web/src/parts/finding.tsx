@@ -63,12 +63,12 @@ function Try({ apply, program }: { apply: string[]; program: string | undefined 
 }
 
 /** Nanoseconds of a step that a share of it would save: of an unrecorded one, if its time is known. */
-export const saved = (part: number, { steps }: Diagnosis) => Math.round(part * (steps.unrecorded_ns ?? steps.step_ns));
+export const saved = (part: number, { steps }: Diagnosis) => Math.round(part * (steps.unrecorded_ns ?? steps.job_step_ns ?? steps.step_ns));
 
 /** Whose time a saving is a share of. */
 export function ofWhat({ steps }: Diagnosis): string {
   if (steps.source === "none") return "of the recording";
-  return steps.unrecorded_ns !== null ? "of a step that is not recorded" : steps.count > 1 ? "of a mean step" : "of the step";
+  return steps.unrecorded_ns !== null ? "of a step that is not recorded" : steps.job_step_ns !== null ? "of the job's step" : steps.count > 1 ? "of a mean step" : "of the step";
 }
 
 export const Saving = ({ finding, diagnosis }: { finding: Finding; diagnosis: Diagnosis }) =>

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from lsprotocol import types as lsp
 
-from stepscope.report.format import count, duration, share, size
+from stepscope.report.format import count, duration, printable, share, size
 from stepscope.report.text import code, escape
 from stepscope.trace.source_text import MovedLines, moved_lines, split_lines
 
@@ -160,11 +160,11 @@ class FileNotes:
         for line, note in sorted(self.by_line.items()):
             for finding in note.findings:
                 rewritten = " (the line has changed since it was recorded)" if note.is_changed else ""
-                message = f"{finding['title']}{rewritten}. {saving_words(finding)} {finding['remedy']['text']}"
+                words = (f"{finding['title']}{rewritten}.", saving_words(finding), finding["remedy"]["text"])
                 found.append(
                     lsp.Diagnostic(
                         range=self._range(line),
-                        message=message,
+                        message=printable(" ".join(filter(None, words))),
                         severity=_severity(finding),
                         code=finding["rule"],
                         source=SOURCE,
@@ -181,8 +181,7 @@ class FileNotes:
             part = total / self.answer.total_ns
             if not first <= line - 1 <= last or part < _SMALLEST_SHARE:
                 continue
-            star = "" if note.is_exact else "* of the function"
-            words = [f"{duration(total / self.answer.steps)}{star}", share(part)]
+            words = [duration(total / self.answer.steps), share(part), *([] if note.is_exact else ["whole function"])]
             end = lsp.Position(line - 1, self._units(self.lines[line - 1]))
             label = " · ".join([*words, *([_CHANGED] if note.is_changed else [])])
             found.append(lsp.InlayHint(position=end, label=label, padding_left=True))
@@ -208,7 +207,7 @@ class FileNotes:
     def _cost_table(self, note: LineNote) -> str:
         costs, steps = note.costs, self.answer.steps
         per_step = {
-            f"{name}": f"{duration(costs[f'{name}_ns'] / steps)} ({share(costs[f'{name}_ns'] / self.answer.total_ns)})"
+            name: f"{duration(costs[f'{name}_ns'] / steps)} ({share(costs[f'{name}_ns'] / self.answer.total_ns)})"
             for name in ("total", *_PHASES)
             if costs.get(f"{name}_ns")
         }

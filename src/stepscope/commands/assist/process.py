@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-STEPSCOPE: Final = (sys.executable, "-m", "stepscope")
+_START: Final = """\
+import sys
+if not sys.path[0]:  # modules of the folder would take the place of others
+    del sys.path[0]
+from stepscope.commands import main
+sys.exit(main())
+"""
+STEPSCOPE: Final = (sys.executable, "-c", _START)
+"""The command, which runs in folders of the user, but imports nothing from there."""
 _MOST_ANSWER_BYTES: Final = 8 << 20
 _GRACE_S: Final = 10.0
 """For a program that is asked to end."""

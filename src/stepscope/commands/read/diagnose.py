@@ -501,7 +501,9 @@ def _write(
     if arguments.for_assistant:
         from stepscope.report.text import text_of
 
-        text = text_of(diagnosis_document(reports, across, unreadable, job=job), width=_ASSISTANT_WIDTH, top=top)
+        text = text_of(
+            diagnosis_document(reports, across, unreadable, job=job, every=False), width=_ASSISTANT_WIDTH, top=top
+        )
         output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
         return
     if "-" not in targets:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -95,7 +96,7 @@ def on_cluster(
         UsageError: the scheduler cannot be reached, or Dask is not installed.
     """
     try:
-        import distributed
+        distributed: Any = import_module("distributed")  # its types are not whole
     except ImportError as error:
         raise UsageError("--scheduler needs Dask, which is not installed: pip install 'stepscope[cluster]'") from error
     try:
