@@ -83,6 +83,14 @@ def test_a_run_beside_the_server_is_not_below_its_folders(folder: Path, monkeypa
         assert COMMAND not in refusal(Access((folder / "inside",)), "diagnose", trace=name)
 
 
+def test_a_link_named_latest_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(folder / "data"))
+    (folder / "inside").mkdir()
+    (folder / "inside" / "latest").symlink_to(folder / "trace.json")
+
+    assert "is not below" in refusal(Access((folder / "inside",)), "diagnose")
+
+
 def test_what_a_trace_names_is_marked_as_data(folder: Path) -> None:
     answered, text = ask(Access((folder,)), "query", sql="select distinct name from operators", trace="trace.json")
 

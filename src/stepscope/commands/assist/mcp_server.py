@@ -87,12 +87,14 @@ class Access:
         Raises:
             ToolError: there is none, or it may not be read.
         """
-        if not name or name == _LATEST:
-            return _LATEST
+        name = name or _LATEST
         try:
-            run = None if os.sep in name or (self.folders[0] / name).exists() else run_named(name)
+            is_file = (self.folders[0] / name).exists()
+            run = None if os.sep in name or (is_file and name != _LATEST) else run_named(name)
             if run is not None:
                 return str(run.path)
+            if name == _LATEST and not is_file:  # the command says that there is none
+                return name
             place = self.path(name)
             if place.is_dir():
                 for file in trace_paths(str(place)):  # a link may lead elsewhere
@@ -105,7 +107,7 @@ class Access:
 
     def about(self, trace: str) -> str:
         """Which trace an answer is about, where the latest run was taken."""
-        run = run_at(_LATEST) if trace in ("", _LATEST) else None
+        run = run_named(_LATEST) if trace in ("", _LATEST) else None
         return f"About the latest run, {run.name}." if run is not None else f"About {trace}."
 
     def allow(self, program: str) -> None:
