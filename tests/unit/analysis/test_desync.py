@@ -225,6 +225,18 @@ def test_values_of_other_types_are_left_out(tmp_path: Path) -> None:
     desync(logs)
 
 
+def test_lists_that_a_pickle_shares_are_not_read_again_and_again(tmp_path: Path) -> None:
+    nested: list[Any] = [1]
+    for _ in range(60):
+        nested = [nested, nested]
+    content = dump([entry(1, input_sizes=[[1] * 10_000] * 10_000)], {"0": [0]})
+    content["pg_config"]["1"] = {"ranks": nested}
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(content))
+    logs = collective_logs(log_files(tmp_path))
+    assert logs.members == {"0 (default_pg)": (0,)}
+    assert logs.calls["elements_in"].to_list() == [None]
+
+
 def test_the_command_answers_a_folder_of_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(RECORDED / "hang"), "--json", "-"]) == 0
     answer = json.loads(capsys.readouterr().out)["collectives"]
