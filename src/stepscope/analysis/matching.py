@@ -197,7 +197,7 @@ def _here(members: str, place: dict[int, int]) -> int | None:
     """How many of a group's members are among these ranks; None if the list is not whole."""
     if not members or "..." in members:
         return None
-    return sum(int(number) in place for number in re.findall(r"\d+", members))
+    return sum(int(number) in place for number in re.findall(r"(?<!\d)\d{1,18}(?!\d)", members))
 
 
 class _Fit(NamedTuple):

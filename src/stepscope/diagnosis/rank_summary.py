@@ -199,7 +199,7 @@ def rank_record(view: View) -> RankRecord:
         step=pl.Series(number, dtype=pl.Int64), exposed_ns=_exposed(view, found)
     )
     before = _before(view, found)
-    most = min(_MOST_COLLECTIVES, _MOST_OF_ALL_RANKS // (trace.metadata.world_size or 1))
+    most = min(_MOST_COLLECTIVES, _MOST_OF_ALL_RANKS // max(trace.metadata.world_size or 1, 1))
     if table.height > most:
         whole_steps = int((table["step"] < table["step"][most]).sum()) or int((table["step"] == table["step"][0]).sum())
         table, before = table.head(whole_steps), before.head(whole_steps)

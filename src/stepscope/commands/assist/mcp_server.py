@@ -31,7 +31,7 @@ from stepscope.commands.shared.options import Command
 from stepscope.commands.shared.reading import SOURCES_VARIABLE, trace_paths
 from stepscope.commands.view.choices import CHOICES
 from stepscope.errors import StepscopeError
-from stepscope.record.runs import run_at
+from stepscope.record.runs import run_named
 from stepscope.report.brief import TOKENS, as_data, fitted
 
 _LATEST: Final = "latest"
@@ -87,12 +87,14 @@ class Access:
         Raises:
             ToolError: there is none, or it may not be read.
         """
-        if not name or name == _LATEST:
-            return _LATEST
+        name = name or _LATEST
         try:
-            run = None if (self.folders[0] / name).exists() else run_at(name)
+            is_file = (self.folders[0] / name).exists()
+            run = None if os.sep in name or (is_file and name != _LATEST) else run_named(name)
             if run is not None:
                 return str(run.path)
+            if name == _LATEST and not is_file:  # the command says that there is none
+                return name
             place = self.path(name)
             if place.is_dir():
                 for file in trace_paths(str(place)):  # a link may lead elsewhere
@@ -105,7 +107,7 @@ class Access:
 
     def about(self, trace: str) -> str:
         """Which trace an answer is about, where the latest run was taken."""
-        run = run_at(_LATEST) if trace in ("", _LATEST) else None
+        run = run_named(_LATEST) if trace in ("", _LATEST) else None
         return f"About the latest run, {run.name}." if run is not None else f"About {trace}."
 
     def allow(self, program: str) -> None:
@@ -327,7 +329,7 @@ class Tools:
 
 def _run_of(name: str) -> Any:
     with contextlib.suppress(StepscopeError):
-        return run_at(name)
+        return run_named(name)
     return None
 
 
