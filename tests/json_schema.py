@@ -223,7 +223,20 @@ class RankClock(TypedDict):
 
 
 class JobSteps(
-    _part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "wait_ns", "transfer_ns", "apart")
+    _part(
+        job.JobSteps,
+        "step_ns",
+        "last",
+        "ranks",
+        "missing",
+        "error_share",
+        "wait_ns",
+        "transfer_ns",
+        "apart",
+        "absent",
+        "open_ns",
+        "least_open_ns",
+    )
 ):
     parts: _rows(job.PART_SCHEMA)
     holders: _rows(job.HOLDER_SCHEMA)

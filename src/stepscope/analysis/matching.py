@@ -49,6 +49,8 @@ _KEYS: Final = ("step", "kind", "group", "members", "source", "target")
 _EVERY_GROUP: Final = ("{", "[")
 """XLA's names of groups begin so: they list the devices of all groups, which several are of one rank."""
 
+_OF_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that end on no rank before all ranks have begun, as each needs something of every other."""
 _PIECE_ROWS: Final = 400_000
 _FEWEST_FOR_DRIFT: Final = 20
 _LONG_ENOUGH_NS: Final = 1_000_000_000
@@ -83,7 +85,8 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
 
     Ranks' clocks differ; an exchange ends on all its ranks at nearly the same time, so each rank's clock is shifted by
     the median difference of its ends from the first rank's, or along a line where the differences grow. Ranks that
-    share no exchange with the first one are aligned by way of others. See `clocks`.
+    share no exchange with the first one are aligned by way of others. See `clocks`. A collective in which every rank
+    needs something of every other is left out if, beyond the clocks' error, it ended on one before it began on another.
 
     Returns:
         Columns as in MATCHED_SCHEMA, in order of time; see `participants` for a row each rank.
@@ -118,7 +121,12 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         "begin": first,
     }
     columns = [*lists.drop("exchange"), *(pl.Series(name, values) for name, values in figures.items())]
-    whole = found.with_columns(columns).sort("begin", maintain_order=True)
+    error = pl.DataFrame({"rank": rank, "apart": np.abs(flat["apart_ns"].to_numpy())})
+    error_ns = error.select(pl.col("apart").median().over("rank")).to_series().to_numpy()
+    gap = last - np.minimum.reduceat(ends, begin)
+    is_apart = gap > np.maximum(2 * np.maximum.reduceat(error_ns, begin), 0)
+    together = ~(is_apart & found["kind"].is_in(_OF_ALL).to_numpy())
+    whole = found.with_columns(columns).filter(together).sort("begin", maintain_order=True)
     return whole.select(pl.col(name).cast(kind) for name, kind in MATCHED_SCHEMA.items())
 
 
@@ -137,11 +145,12 @@ def participants(matched: pl.DataFrame) -> pl.DataFrame:
 def _together(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     """The exchanges that all who should took part in, with lists of the ranks, and of their rows and times."""
     tables = [rank.table.select(name for name in _TABLE if name in rank.table.columns) for rank in ranks]
+    present = sum(table.height > 0 for table in tables)
     tables = [table.with_columns(row=pl.int_range(pl.len())) for table in tables]
     steps = pl.concat([table["step"].cast(pl.Int64) for table in tables]).value_counts().sort("step")
     piece = (steps["count"].cum_sum() - 1) // _PIECE_ROWS  # few rows at once, whose texts take much memory
     found = [
-        _together_in(ranks, [table.filter(pl.col("step").is_between(first, last)) for table in tables])
+        _together_in(ranks, [table.filter(pl.col("step").is_between(first, last)) for table in tables], present)
         for first, last in steps.group_by(piece, maintain_order=True)
         .agg(first=pl.col("step").min(), last=pl.col("step").max())
         .select("first", "last")
@@ -150,8 +159,8 @@ def _together(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     return pl.concat(found) if found else pl.DataFrame()
 
 
-def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """`_together` in some steps, of which the tables have the rows."""
+def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame], present: int) -> pl.DataFrame:
+    """`_together` in some steps, of which the tables have the rows; so many ranks have exchanges in any step."""
     counts = [table.height for table in tables]
     place = {rank.rank: index for index, rank in enumerate(ranks) if rank.rank is not None}
     between = pl.col("source").is_not_null() | pl.col("target").is_not_null()
@@ -172,9 +181,9 @@ def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame
     known = pl.coalesce(
         pl.col("members").replace_strict(here, return_dtype=pl.Int64),
         pl.when(~pl.col("group").str.slice(0, 1).is_in(_EVERY_GROUP)).then("size"),
-        pl.lit(len(ranks)),
+        pl.lit(present),
     )
-    expected = pl.when(pl.col("source").is_not_null()).then(2).otherwise(known.clip(2, len(ranks)))
+    expected = pl.when(pl.col("source").is_not_null()).then(2).otherwise(known.clip(2, max(present, 2)))
     return (
         whole.group_by(*_KEYS, "order", maintain_order=True)
         .agg(

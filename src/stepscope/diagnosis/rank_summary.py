@@ -13,8 +13,9 @@ import contextlib
 import hashlib
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ from stepscope.analysis.communication import exposed_intervals_on_host, exposed_
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
-from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.finding import Location, Remedy
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
@@ -43,6 +44,8 @@ _MOST_COLLECTIVES: Final = 40_000
 _MOST_OF_ALL_RANKS: Final = 800_000
 """Of all ranks of a job, so that joining them takes at most 1 GiB."""
 _MOST_KERNELS: Final = 200
+_SHORT: Final = 0.9
+"""Share of the exchanges of most ranks below which a rank that has the first of them was cut."""
 _LONGEST_NAME: Final = 300
 
 
@@ -80,6 +83,7 @@ class RankRecord:
         kernels: its device's longest kernels: columns name, grid, count and ns, of all steps; None without a device.
         link_gb_per_s: peak of the device's links to others of its machine together, in one direction; None where
             unknown.
+        remedies: by cause, what the rank's own finding about it tells to do, and where; not kept.
     """
 
     name: str
@@ -96,6 +100,32 @@ class RankRecord:
     devices: int = 0
     kernels: pl.DataFrame | None = None
     link_gb_per_s: float | None = None
+    remedies: dict[str, tuple[Remedy, tuple[Location, ...]]] = field(default_factory=dict)
+
+    @property
+    def without_collectives(self) -> RankRecord:
+        kept = self.collectives
+        none = replace(
+            kept, table=kept.table.clear(), before=None if kept.before is None else kept.before.clear(), rank=None
+        )
+        return replace(self, collectives=none)
+
+
+def cut_places(records: Sequence[RankRecord]) -> set[int]:
+    """Which records lack a step with exchanges that most have, or end well before the exchanges of most others, with
+    the same kinds until then; the other ranks are taken to meet without them.
+    """
+    steps = [set(record.collectives.table["step"].to_list()) for record in records]
+    counts = Counter(step for own in steps for step in own)
+    most = {step for step, count in counts.items() if 2 * count > len(records)}
+    cut = {place for place, own in enumerate(steps) if not own >= most}
+    kinds = [record.collectives.table["kind"] for record in records]
+    [(usual, ranks)] = Counter(map(len, kinds)).most_common(1) or [(0, 0)]
+    if 2 * ranks > len(records):
+        whole = next(each for each in kinds if len(each) == usual)
+        short = (place for place, each in enumerate(kinds) if len(each) < _SHORT * usual)
+        cut |= {place for place in short if kinds[place].equals(whole.head(len(kinds[place])))}
+    return cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +159,7 @@ class RankSummary:
 
     @property
     def without_collectives(self) -> RankSummary:
-        kept = self.record.collectives
-        none = replace(
-            kept, table=kept.table.clear(), before=None if kept.before is None else kept.before.clear(), rank=None
-        )
-        return replace(self, record=replace(self.record, collectives=none), waits=self.waits.clear())
+        return replace(self, record=self.record.without_collectives, waits=self.waits.clear())
 
     @property
     def times(self) -> RankTimes:

@@ -22,12 +22,14 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Rem
 from stepscope.diagnosis.rank_groups import (
     bubbles,
     exchanged_bytes,
+    missing_ranks,
+    open_exchanges,
     parallelism,
     same_kernels,
     shared_place,
     slow_groups,
 )
-from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
+from stepscope.diagnosis.rank_summary import BUSY, RankRecord, cut_places, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
 from stepscope.diagnosis.view import View
@@ -109,14 +111,22 @@ def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
     return across_ranks([rank_record(View(trace)) for trace in traces])
 
 
+def _whole(records: Sequence[RankRecord], matched: pl.DataFrame | None) -> tuple[Sequence[RankRecord], pl.DataFrame]:
+    """The records, without exchanges of ranks that were cut, and the exchanges that then match."""
+    cut = cut_places(records)
+    records = [each.without_collectives if place in cut else each for place, each in enumerate(records)]
+    if matched is None or cut:
+        matched = matched_collectives([record.collectives for record in records])
+    return records, matched
+
+
 def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = None) -> tuple[Finding, ...]:
     """Compare ranks by their records; the finding with the largest saving comes first.
 
     Args:
         matched: of `matched_collectives` of the records, if it is known.
     """
-    if matched is None:
-        matched = matched_collectives([record.collectives for record in records])
+    records, matched = _whole(records, matched)
     if matched.is_empty():
         return ()
     waits = _waits(records, matched)
@@ -152,8 +162,37 @@ def _waits_of_parts(matched: pl.DataFrame, taken: pl.DataFrame) -> Times:
 
 
 def _some_missing(records: Sequence[RankRecord]) -> bool:
-    """Whether the job has more ranks than these, one of which may be the late one."""
-    return max((record.ranks for record in records), default=0) > len(records)
+    """Whether the job has more ranks than those with exchanges here, one of which may be the late one."""
+    return missing_ranks(records) > 0
+
+
+_ABOUT: Final = {
+    "input-bound": "input",
+    "slow-input-function": "input",
+    "loader-contention": "input",
+    "host-synchronisation": "synchronisation",
+    "recompilation": "compilation",
+    "exposed-copy": "host_to_device_copy",
+    "allocator-retries": "allocation",
+    "garbage-collection": "garbage_collection",
+    "checkpoint-in-step": "checkpoint",
+    "frequent-logging": "logging",
+    "python-in-step": "python",
+    "launch-bound": "dispatch",
+}
+"""Which cause of idle or host time a rule is about."""
+
+
+def with_remedies(record: RankRecord, findings: Sequence[Finding]) -> RankRecord:
+    """The record with what the rank's own findings tell to do about each cause, the first of several."""
+    own = {_ABOUT[each.rule]: (each.remedy, each.where) for each in reversed(findings) if each.rule in _ABOUT}
+    return replace(record, remedies=own)
+
+
+def without_alone(diagnosis: Diagnosis) -> Diagnosis:
+    """Drop what a rank's trace alone tells about late ranks, if all ranks have been compared."""
+    kept = tuple(each for each in diagnosis.findings if each.rule != late_rank.RULE.id)
+    return replace(diagnosis, findings=kept)
 
 
 def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -259,7 +298,7 @@ def _late(waits: _Waits) -> Finding | None:
         saved,
         share,
         "how much later it reaches each collective than the rank before it, and holds up those that it exchanges with, "
-        "as far as the others only communicate",
+        "while the others do nothing but communicate",
         "low",
         Evidence(
             (
@@ -296,8 +335,8 @@ def _shared(waits: _Waits) -> Finding | None:
         severity(share),
         saved,
         share,
-        "what ranks wait in collectives for these ranks, and for those that these hold up, as far as they only "
-        "communicate",
+        "what ranks wait in collectives for these ranks, and for those that these hold up, while they do nothing "
+        "but communicate",
         "low",
         Evidence(
             (
@@ -333,14 +372,14 @@ def _apart(waits: _Waits) -> Finding | None:
     told = _told(records, waits.why(waits.tells, waits.slow[: len(waits.slow) * is_slow]), steps, saved)
     return Finding(
         late_rank.RULE.id,
-        f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean, {of_kind:.0%} of it in {kind}: "
+        f"on average ranks wait {saved / 1e6:,.1f} ms a step for later ranks, {of_kind:.0%} of it in {kind}: "
         f"{records[last].name} comes last, and {records[first].name} waits {of_rank[first] / 1e6:,.1f} ms"
         f"{told.after_all}",
         severity(share),
         saved,
         share,
-        "mean wait of the ranks for the last one in each collective, as far as they only communicate: what a step "
-        "would save if the same work were spread evenly",
+        "mean wait of the ranks for the last one in each collective, while they do nothing but communicate: what a "
+        "step would save if the same work were spread evenly",
         "low",
         Evidence(
             (
@@ -379,7 +418,7 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "exposed_ns": pl.Int64,  # mean time of one of these ranks in it without computation, per step
     "overlapped_share": pl.Float64,  # of the time in it, computed meanwhile
     "most_exposed": pl.String,  # the rank with most time in it without computation
-    "last": pl.String,  # the rank that most often comes last
+    "last": pl.String,  # the rank that most often comes last by more than its clock's error; null if none does
     "last_share": pl.Float64,  # how often
 }
 
@@ -405,11 +444,12 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
     Args:
         matched: of `matched_collectives` of the records, if it is known.
     """
-    if matched is None:
-        matched = matched_collectives([record.collectives for record in records])
+    records, matched = _whole(records, matched)
     steps = max(matched["step"].n_unique(), 1)
     links = {record.link_gb_per_s for record in records}
     link = links.pop() if len(links) == 1 else None
+    aligned = clocks(matched)
+    errors = {rank: clock.error_ns for rank, clock in aligned.items()}
     bare, parallel = _exposed(records, matched), parallelism(matched)
     rows = []
     for key, mine in matched.group_by(_ALIKE, maintain_order=True):
@@ -420,16 +460,18 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
         algorithm_rate = int(str(size)) * mine.height / taken if carries else None
         rate = None if algorithm_rate is None else bus_bytes(kind, 1, ranks) * algorithm_rate
         exposed, spent, most, how = bare[key]
-        last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
+        lasts = mine.filter(pl.col("late_ns") > pl.col("last").replace_strict(errors, return_dtype=pl.Int64))["last"]
+        counted = lasts.value_counts().sort("count", "last", descending=[True, False])
+        last, times = counted.row(0) if counted.height else (None, None)
         waited = int(mine["waits_ns"].list.sum().sum()) // int(groups.sum())
         role, per_step = parallel.get((described, ranks), ""), mine.height / steps / len(groups)
         rows.append((kind, size, described, role, ranks, len(groups), per_step, waited // steps,
                      taken // len(groups) // steps, how, algorithm_rate, rate, rate and link and rate / link,
                      exposed // int(groups.sum()) // steps, 1 - exposed / max(spent, 1), records[most].name,
-                     records[last].name, times / mine.height))  # fmt: skip
+                     None if last is None else records[last].name, times and times / mine.height))  # fmt: skip
     table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
     table = table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
-    told = tuple((records[rank].name, clock) for rank, clock in clocks(matched).items())
+    told = tuple((records[rank].name, clock) for rank, clock in aligned.items())
     return Exchanges(table, matched.height, told)
 
 
@@ -501,7 +543,7 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")
         text = f"{words} {longer} later than the others"
         return _Told(
-            f", which {text}", f"; {name} {text}", (figure,), Remedy(f"{remedy} {name} up.", _diagnose(record))
+            f", which {text}", f"; {name} {text}", (figure,), Remedy(remedy.format(name=name), _diagnose(record))
         )
     if reason.cause == BUSY:
         much, more, remedy = _of_device(records, reason, ns, name)
@@ -510,8 +552,8 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         return _Told(f", whose {text}", f"; {name}'s {text}", figures, Remedy(remedy, _diagnose(record)))
     figure = Figure(f"how much longer {name} took for this, per step", ns, "ns")
     text = f"{CAUSES.get(reason.cause, 'the host computed')} {longer} longer"
-    where = record.places.get(reason.cause, ())
-    return _Told(f", where {text}", f"; on {name} {text}", (figure,), None, where)
+    remedy_of_rank, where = record.remedies.get(reason.cause, (None, record.places.get(reason.cause, ())))
+    return _Told(f", where {text}", f"; on {name} {text}", (figure,), remedy_of_rank, where)
 
 
 def _of_device(
@@ -545,18 +587,20 @@ def _of_device(
 _LATER: Final = {
     "begin": (
         "began the recorded steps",
-        "These waits came into the recording with the ranks. Record several steps, so that the traces show what holds",
+        "The profiler started later on {name}, and these waits may come from that alone. Record several steps: waits "
+        "that stay are the job's.",
     ),
     "before": (
         "left the exchange before",
-        "Look into the exchanges that only some of the ranks take part in, which hold",
+        "Look into the exchanges that only some of the ranks take part in, which hold {name} up.",
     ),
 }
-"""What a rank did later than the others, and what to do about it, which goes on with the rank's name."""
+"""What a rank did later than the others, and what to do about it."""
 
 
 def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
     rate, fewest, limit = (slow_transfer.RULE.thresholds[name].value for name in ("bytes_per_second", "bytes", "share"))
+    matched = matched.filter(~open_exchanges(records, matched))
     large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
     if large.is_empty() or not all(record.on_device for record in records):
         return None  # a host's network has no known expected rate

@@ -295,7 +295,9 @@ def test_a_command_gets_the_alert_without_a_shell(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("address", ["", "ftp://host/", "host:80", "http://", "http://[::1", "http://host:99999/"])
+@pytest.mark.parametrize(
+    "address", ["", "ftp://host/", "host:80", "http://", "http://[::1", "http://host:99999/", "http://a b/"]
+)
 def test_what_is_no_webhook_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="is not a webhook"):
         watch_delivery.webhook(address)
