@@ -192,7 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
         found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     across = _across(arguments, [report.rank.record for report in reports if report.rank is not None])
-    reports, job = _as_job(arguments, reports)
+    reports, job = as_job(reports, _minimum_share(arguments))
     _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
@@ -448,8 +448,12 @@ def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tup
     return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
-def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[list[TraceReport], JobSteps | None]:
-    """The reports with what the ranks together answer or know better, and what the job's steps wait for."""
+def as_job(reports: list[TraceReport], minimum_share: float) -> tuple[list[TraceReport], JobSteps | None]:
+    """The reports with what the ranks together answer or know better, and what the job's steps wait for.
+
+    Args:
+        minimum_share: of the step, from which a saving is shown.
+    """
     if len(reports) < 2:
         return reports, None
     from stepscope.diagnosis.job import job_of, job_steps, promised
@@ -462,8 +466,8 @@ def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[
     if job is None:
         return reports, None
     steps = job_steps(job, summaries)
-    saved, least = [report.saved for report in reports], _minimum_share(arguments)
-    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=least)
+    saved = [report.saved for report in reports]
+    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=minimum_share)
     return [replace(report, diagnosis=each) for report, each in zip(reports, diagnoses, strict=True)], steps
 
 
