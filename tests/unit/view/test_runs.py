@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
