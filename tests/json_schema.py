@@ -223,7 +223,20 @@ class RankClock(TypedDict):
 
 
 class JobSteps(
-    _part(job.JobSteps, "step_ns", "last", "ranks", "missing", "error_share", "wait_ns", "transfer_ns", "apart")
+    _part(
+        job.JobSteps,
+        "step_ns",
+        "last",
+        "ranks",
+        "missing",
+        "error_share",
+        "wait_ns",
+        "transfer_ns",
+        "apart",
+        "absent",
+        "open_ns",
+        "least_open_ns",
+    )
 ):
     parts: _rows(job.PART_SCHEMA)
     holders: _rows(job.HOLDER_SCHEMA)
@@ -759,12 +772,20 @@ class DifferentCalls(_part(desync.Mismatch, "group", "number", "name")):
     where: dict[str, str]
 
 
+class CallOfRank(TypedDict):
+    rank: str
+    name: str
+    where: str
+
+
 class UnfinishedCall(_part(desync.Unfinished, "group", "number", "name", "is_cause")):
     waiting: list[str]
     missing: list[str]
     not_started: list[str]
     unlogged_ranks: list[int] | None
-    where: str
+    calls: list[CallOfRank]
+    since_unix_ns: int | None
+    waited_ns_at_least: int | None
 
 
 class SlowGroup(TypedDict):
@@ -792,6 +813,7 @@ class LoggedCollectives(TypedDict):
     causes: list[str]
     mismatches: list[DifferentCalls]
     unfinished: list[UnfinishedCall]
+    advice: list[str]
     ranks: list[LoggedRank]
     exchanges: _rows(desync.RATE_SCHEMA)
     slow_groups: list[SlowGroup]

@@ -58,6 +58,17 @@ def test_a_rewritten_line_is_found_by_its_text() -> None:
     assert found.changed == {3}
 
 
+def test_a_kept_text_that_makes_comparing_slow_is_compared_at_its_ends_only() -> None:
+    after = [f"line {number}" for number in range(2_000)]
+    before = ["first", *(each for line in after for each in (line, "other")), *["other"] * 300_000, "last"]
+    begin = time.process_time()
+
+    found = moved_lines(before, [*after, "last"])
+
+    assert time.process_time() - begin < 2
+    assert found.now == {len(before): 2_001}
+
+
 def test_a_long_file_edited_at_both_ends_takes_little_time() -> None:
     before = [f"    total += weights[{number % 997}] * {number}" if number % 6 else "" for number in range(10_000)]
     after = ["import os", *before[:5_000], *before[5_010:], "print(total)"]

@@ -37,6 +37,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     register("openPage", (uri) => ask("openPage", uri, (vscode.window.activeTextEditor?.selection.active.line ?? 0) + 1)),
   );
   await client.start();
+  refresh();
 }
 
 export async function deactivate(): Promise<void> {
@@ -53,7 +54,8 @@ function register(name: string, run: (uri: string, ...rest: never[]) => unknown)
 }
 
 async function ask<T>(name: string, ...args: unknown[]): Promise<T | undefined> {
-  const answer = await client?.sendRequest<T | null>("workspace/executeCommand", { command: `stepscope.${name}`, arguments: args });
+  if (!client?.isRunning()) return undefined;
+  const answer = await client.sendRequest<T | null>("workspace/executeCommand", { command: `stepscope.${name}`, arguments: args });
   return answer ?? undefined;
 }
 

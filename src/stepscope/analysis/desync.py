@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import polars as pl
@@ -66,18 +66,33 @@ class Unfinished:
         missing: processes of the group that have not come to it.
         not_started: those of `waiting` whose device has not begun it, where others' have.
         unlogged: ranks of the group of which there is no log; None where it is not known who is in the group.
-        is_cause: whether one of `missing` waits in no other collective, or none is missing.
+        calls: by process that waits, the name of its call and the user's line, "" where unknown.
+        since_ns: when the first of `waiting` made its call, since 1970; None where unknown.
+        is_cause: whether nothing else that is logged explains it.
     """
 
     group: str
     number: int
     name: str
-    place: str
     waiting: tuple[int, ...]
     missing: tuple[int, ...]
     not_started: tuple[int, ...]
     unlogged: tuple[int, ...] | None
+    calls: dict[int, tuple[str, str]]
+    since_ns: int | None
     is_cause: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LastCall:
+    """The last call that the log of a process has, and how many it has."""
+
+    calls: int
+    group: str
+    number: int
+    name: str
+    place: str
+    is_done: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +104,8 @@ class Desync:
         by: what tells who came last: "time on the device", "time of the call", or "" where nothing does.
         rates: columns as in RATE_SCHEMA, the longest together first.
         slow: groups that are slower than like ones: kind, bytes, group, its rate and the median of all.
-        calls: by process, how many calls are logged, and the last one.
+        last_calls: by process.
+        latest_ns: the latest call in any of the logs, since 1970; None where unknown.
     """
 
     mismatches: tuple[Mismatch, ...]
@@ -98,13 +114,18 @@ class Desync:
     by: str
     rates: pl.DataFrame
     slow: tuple[tuple[str, int, str, float, float], ...]
-    calls: dict[int, tuple[int, str]]
+    last_calls: dict[int, LastCall]
+    latest_ns: int | None
 
     @property
     def causes(self) -> tuple[int, ...]:
         """Processes that others wait for and that wait for none."""
-        waiting = {process for each in self.unfinished for process in each.waiting}
-        return tuple(sorted({process for each in self.unfinished for process in each.missing} - waiting))
+        return tuple(sorted(_behind(self.unfinished)))
+
+
+def _behind(unfinished: Sequence[Unfinished]) -> set[int]:
+    waiting = {process for each in unfinished for process in each.waiting}
+    return {process for each in unfinished for process in each.missing} - waiting
 
 
 def desync(logs: CollectiveLogs) -> Desync:
@@ -117,15 +138,18 @@ def desync(logs: CollectiveLogs) -> Desync:
     calls = calls.with_columns(size=pl.coalesce("size", pl.col("group").replace_strict(sizes, default=None)))
     arrivals, by = _arrivals(calls)
     rates, slow = _rates(calls)
-    last = calls.sort("number").group_by("process").agg(pl.len(), pl.col("name").last(), pl.col("number").last())
+    # a log has its calls in their order
+    last = calls.group_by("process").agg(pl.len(), pl.col("group", "number", "name", "place", "is_done").last())
+    mismatches = tuple(_mismatches(calls))
     return Desync(
-        tuple(_mismatches(calls)),
-        _unfinished(logs, calls),
+        mismatches,
+        _unfinished(logs, calls, mismatches),
         arrivals,
         by,
         rates,
         slow,
-        {process: (count, f"{name} {number}") for process, count, name, number in last.iter_rows()},
+        {process: LastCall(*told) for process, *told in last.iter_rows()},
+        _moment(calls["created_ns"].max()),
     )
 
 
@@ -162,24 +186,27 @@ def _mismatches(calls: pl.DataFrame) -> Iterator[Mismatch]:
         yield Mismatch(group, number, rows["name"][0], what, ranks, places)
 
 
-def _commonest(texts: pl.Series) -> str:
-    known = texts.filter(texts != "")
-    return str(known.mode().sort()[0]) if len(known) else ""
+def _moment(ns: object) -> int | None:
+    return ns if isinstance(ns, int) else None
 
 
-def _unfinished(logs: CollectiveLogs, calls: pl.DataFrame) -> tuple[Unfinished, ...]:
+def _unfinished(logs: CollectiveLogs, calls: pl.DataFrame, mismatches: Sequence[Mismatch]) -> tuple[Unfinished, ...]:
     by_rank = {each.rank: index for index, each in enumerate(logs.processes) if each.rank is not None}
     found = []
     for (group,), rows in calls.sort("number", "process").group_by("group", maintain_order=True):
         one = _unfinished_of(logs, str(group), rows, by_rank)
         if one is not None:
             found.append(one)
-    waiting = {process for each in found for process in each.waiting}
-    return tuple(
-        Unfinished(**{name: getattr(each, name) for name in each.__slots__ if name != "is_cause"}, is_cause=is_cause)
-        for each in found
-        for is_cause in (not each.missing or bool(set(each.missing) - waiting),)
-    )
+    behind, differ = _behind(found), {each.group: each.number for each in mismatches}
+
+    def is_cause(one: Unfinished) -> bool:
+        if one.number >= differ.get(one.group, one.number + 1):
+            return False
+        if one.missing:
+            return not behind.isdisjoint(one.missing)
+        return one.unlogged is not None or not behind
+
+    return tuple(replace(each, is_cause=is_cause(each)) for each in found)
 
 
 def _unfinished_of(logs: CollectiveLogs, group: str, rows: pl.DataFrame, by_rank: dict[int, int]) -> Unfinished | None:
@@ -207,11 +234,12 @@ def _unfinished_of(logs: CollectiveLogs, group: str, rows: pl.DataFrame, by_rank
         group,
         number,
         called["name"].mode().sort()[0] if called.height else "a collective",
-        _commonest(called["place"]),
         tuple(mine["process"].to_list()),
         missing,
         tuple(mine.filter(~begun)["process"].to_list()) if begun.any() else (),
         tuple(rank for rank in members if rank not in by_rank) if members else None,
+        {process: (name, place) for process, name, place in mine.select("process", "name", "place").iter_rows()},
+        _moment(mine["created_ns"].min()),
     )
 
 

@@ -137,11 +137,12 @@ def participants(matched: pl.DataFrame) -> pl.DataFrame:
 def _together(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     """The exchanges that all who should took part in, with lists of the ranks, and of their rows and times."""
     tables = [rank.table.select(name for name in _TABLE if name in rank.table.columns) for rank in ranks]
+    present = sum(table.height > 0 for table in tables)
     tables = [table.with_columns(row=pl.int_range(pl.len())) for table in tables]
     steps = pl.concat([table["step"].cast(pl.Int64) for table in tables]).value_counts().sort("step")
     piece = (steps["count"].cum_sum() - 1) // _PIECE_ROWS  # few rows at once, whose texts take much memory
     found = [
-        _together_in(ranks, [table.filter(pl.col("step").is_between(first, last)) for table in tables])
+        _together_in(ranks, [table.filter(pl.col("step").is_between(first, last)) for table in tables], present)
         for first, last in steps.group_by(piece, maintain_order=True)
         .agg(first=pl.col("step").min(), last=pl.col("step").max())
         .select("first", "last")
@@ -150,8 +151,8 @@ def _together(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
     return pl.concat(found) if found else pl.DataFrame()
 
 
-def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """`_together` in some steps, of which the tables have the rows."""
+def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame], present: int) -> pl.DataFrame:
+    """`_together` in some steps, of which the tables have the rows; so many ranks have exchanges in any step."""
     counts = [table.height for table in tables]
     place = {rank.rank: index for index, rank in enumerate(ranks) if rank.rank is not None}
     between = pl.col("source").is_not_null() | pl.col("target").is_not_null()
@@ -172,9 +173,9 @@ def _together_in(ranks: Sequence[RankCollectives], tables: Sequence[pl.DataFrame
     known = pl.coalesce(
         pl.col("members").replace_strict(here, return_dtype=pl.Int64),
         pl.when(~pl.col("group").str.slice(0, 1).is_in(_EVERY_GROUP)).then("size"),
-        pl.lit(len(ranks)),
+        pl.lit(present),
     )
-    expected = pl.when(pl.col("source").is_not_null()).then(2).otherwise(known.clip(2, len(ranks)))
+    expected = pl.when(pl.col("source").is_not_null()).then(2).otherwise(known.clip(2, max(present, 2)))
     return (
         whole.group_by(*_KEYS, "order", maintain_order=True)
         .agg(
@@ -196,7 +197,7 @@ def _here(members: str, place: dict[int, int]) -> int | None:
     """How many of a group's members are among these ranks; None if the list is not whole."""
     if not members or "..." in members:
         return None
-    return sum(int(number) in place for number in re.findall(r"\d+", members))
+    return sum(int(number) in place for number in re.findall(r"(?<!\d)\d{1,18}(?!\d)", members))
 
 
 class _Fit(NamedTuple):

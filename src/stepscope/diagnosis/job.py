@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from stepscope.analysis.matching import matched_collectives
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Confidence, Figure, Finding
-from stepscope.diagnosis.rank_summary import RankSummary
+from stepscope.diagnosis.rank_groups import open_exchanges
+from stepscope.diagnosis.rank_summary import RankRecord, RankSummary, cut_places
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication
 from stepscope.whatif.job import Job, Saved
 
 MOST_OFF: Final = 0.01
 """Share of the step by which the replay without a change may differ from it, to be believed."""
+
+_TIE: Final = 0.01
+"""Share of a step by which a rank must come later than the others to be the one that they wait for."""
 
 PART_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.String,  # that the others wait for; of a transfer, the one that came last
@@ -28,7 +32,7 @@ PART_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
 }
 HOLDER_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "step": pl.Int64,
-    "rank": pl.String,  # with the largest part of the critical path in this step
+    "rank": pl.String,  # with the largest part of the critical path in this step; null if the others hardly wait for it
     "cause": pl.String,  # the largest on that rank
     "ns": pl.Int64,  # of this cause
     "switches": pl.Int64,  # how often the path goes from one rank to another
@@ -48,6 +52,9 @@ class JobSteps:
         wait_ns: how long a rank waits for later ones per step, in the mean.
         transfer_ns: how long data then moves per step, in the mean of the ranks.
         apart: ranks that meet no other in a collective, or were cut: they lack a step that most have.
+        absent: ranks of the job that are not here, as far as numbers tell which.
+        open_ns: the part of `transfer_ns` in exchanges with ranks that are missing, which may be a wait for these.
+        least_open_ns: the same if each took as long as the shortest of its kind, size and group.
         parts: the critical path by rank and cause, the longest part first; columns as in PART_SCHEMA.
         holders: who holds each step up; columns as in HOLDER_SCHEMA.
     """
@@ -60,6 +67,9 @@ class JobSteps:
     wait_ns: int
     transfer_ns: int
     apart: tuple[str, ...]
+    absent: tuple[str, ...]
+    open_ns: int
+    least_open_ns: int
     parts: pl.DataFrame
     holders: pl.DataFrame
 
@@ -77,29 +87,24 @@ def job_of(summaries: Sequence[RankSummary], matched: pl.DataFrame | None = None
     """
     if len(summaries) < 2:
         return None
-    whole = _without_cut(summaries)
-    if matched is None or any(here is not given for here, given in zip(whole, summaries, strict=True)):
+    cut = cut_places([summary.record for summary in summaries])
+    whole = [each.without_collectives if place in cut else each for place, each in enumerate(summaries)]
+    if matched is None or cut:
         matched = matched_collectives([summary.record.collectives for summary in whole])
     if matched.is_empty():
         return None
-    job = Job([summary.times for summary in whole], matched)
+    job = Job(
+        [summary.times for summary in whole], matched, is_open=open_exchanges([each.record for each in whole], matched)
+    )
     return job if job.joined.any() else None
-
-
-def _without_cut(summaries: Sequence[RankSummary]) -> list[RankSummary]:
-    """Leave out the collectives of ranks that lack a step which most have: the others meet without them."""
-    steps = [set(summary.record.collectives.table["step"].to_list()) for summary in summaries]
-    counts = Counter(step for own in steps for step in own)
-    most = {step for step, count in counts.items() if 2 * count > len(summaries)}
-    return [
-        summary if own >= most else summary.without_collectives for summary, own in zip(summaries, steps, strict=True)
-    ]
 
 
 def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
     """What the steps of the job wait for."""
     names = [summary.record.name for summary in summaries]
     path = job.critical_path()
+    open_ns, least_ns = _open(job)
+    per_step = int(job.joined.sum()) * job.steps
     named = path.with_columns(pl.Series("rank", names).gather(path["rank"]).alias("rank"))
     whole, met = max(int(path["ns"].sum()), 1), job.meeting >= 0
     parts = named.group_by("rank", "cause").agg(total=pl.col("ns").sum())
@@ -109,23 +114,60 @@ def job_steps(job: Job, summaries: Sequence[RankSummary]) -> JobSteps:
         ranks=int(job.joined.sum()),
         missing=max(max(summary.record.ranks for summary in summaries) - int(job.joined.sum()), 0),
         error_share=job.error_share,
-        wait_ns=int((job.end - job.start - job.transfer)[met].sum()) // (len(names) * job.steps),
-        transfer_ns=int(job.transfer[met].sum()) // (len(names) * job.steps),
+        wait_ns=int((job.end - job.start - job.transfer)[met].sum()) // per_step,
+        transfer_ns=int(job.transfer[met].sum()) // per_step,
         apart=tuple(name for name, is_joined in zip(names, job.joined, strict=True) if not is_joined),
+        absent=_absent([summary.record for summary in summaries]),
+        open_ns=open_ns // per_step,
+        least_open_ns=least_ns // per_step,
         parts=parts.sort("total", "rank", "cause", descending=[True, False, False]).select(
             "rank", "cause", ns=pl.col("total") // job.steps, share=pl.col("total") / whole
         ),
-        holders=_holders(named),
+        holders=_holders(named, _late(job, names), _TIE * job.recorded_ns),
     )
 
 
-def _holders(path: pl.DataFrame) -> pl.DataFrame:
+def _absent(records: Sequence[RankRecord]) -> tuple[str, ...]:
+    """Ranks of the job that have no record, if all records have a number."""
+    here = {record.collectives.rank for record in records}
+    size = max(record.ranks for record in records)
+    if None in here or len(here) < len(records):
+        return ()
+    return tuple(f"rank {number}" for number in range(size) if number not in here)
+
+
+def _open(job: Job) -> tuple[int, int]:
+    """Transfers of exchanges with ranks that are missing: their sum over ranks, and if each were the shortest alike."""
+    table = job.table.select("kind", "group", "bytes", ns=pl.Series(job.transfer))
+    table = table.filter(pl.Series(job.is_open[job.meeting] & (job.meeting >= 0)))
+    least = pl.col("ns").min().over("kind", "group", "bytes")
+    return int(table["ns"].sum()), int(table.select(least).to_series().sum())
+
+
+def _late(job: Job, names: Sequence[str]) -> pl.DataFrame:
+    """By step and rank, how much later it came than the rank before it, where it came last."""
+    met = np.flatnonzero(job.meeting >= 0)
+    rows = pl.DataFrame(
+        {
+            "step": job.table["step"].gather(met),
+            "rank": pl.Series(names).gather(job.rank[met]),
+            "meeting": job.meeting[met],
+            "start": job.start[met],
+        }
+    ).sort("meeting", "start")
+    lasts = rows.with_columns(late=pl.col("start").diff().over("meeting")).group_by("meeting").last()
+    return lasts.group_by("step", "rank").agg(pl.col("late").sum())
+
+
+def _holders(path: pl.DataFrame, late: pl.DataFrame, least_ns: float) -> pl.DataFrame:
     moved = path.filter(pl.col("ns") > 0).with_columns(is_new=pl.col("rank") != pl.col("rank").shift(1))
     switches = moved.group_by("step").agg(switches=pl.col("is_new").sum().cast(pl.Int64))
     sums = path.group_by("step", "rank", "cause").agg(ns=pl.col("ns").sum())
     sums = sums.with_columns(whole=pl.col("ns").sum().over("step", "rank"))
     order = ["step", "whole", "rank", "ns", "cause"]
     first = sums.sort(order, descending=[False, True, False, True, False]).group_by("step", maintain_order=True).first()
+    first = first.join(late, on=["step", "rank"], how="left", maintain_order="left")
+    first = first.with_columns(rank=pl.when(pl.col("late") >= least_ns).then("rank"))
     return first.join(switches, on="step", maintain_order="left").select(*HOLDER_SCHEMA)
 
 

@@ -8,6 +8,7 @@ from math import comb
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.matching import participants
@@ -279,3 +280,17 @@ def _slowest_stage(records: Sequence[RankRecord], stages: dict[int, int]) -> tup
     stage = max(times, key=lambda each: times[each])
     more = times[stage] / mean - 1 if mean else 0.0
     return (stage, more, int(times[stage] - mean)) if more >= pipeline_bubbles.RULE.thresholds["more"].value else None
+
+
+def missing_ranks(records: Sequence[RankRecord]) -> int:
+    """How many ranks the job has beyond those with exchanges here."""
+    here = sum(record.collectives.table.height > 0 for record in records)
+    return max(max((record.ranks for record in records), default=0) - here, 0)
+
+
+def open_exchanges(records: Sequence[RankRecord], matched: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Which collectives have members that are missing: what looks like their transfer may be a wait for these."""
+    if not missing_ranks(records):
+        return np.zeros(matched.height, np.bool_)
+    is_open = pl.col("source").is_null() & (pl.col("size") > pl.col("ranks").list.len())
+    return matched.select(is_open).to_series().to_numpy()

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import io
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -43,6 +44,8 @@ _MOST_COLLECTIVES: Final = 40_000
 _MOST_OF_ALL_RANKS: Final = 800_000
 """Of all ranks of a job, so that joining them takes at most 1 GiB."""
 _MOST_KERNELS: Final = 200
+_SHORT: Final = 0.9
+"""Share of the exchanges of most ranks below which a rank that has the first of them was cut."""
 _LONGEST_NAME: Final = 300
 
 
@@ -97,6 +100,31 @@ class RankRecord:
     kernels: pl.DataFrame | None = None
     link_gb_per_s: float | None = None
 
+    @property
+    def without_collectives(self) -> RankRecord:
+        kept = self.collectives
+        none = replace(
+            kept, table=kept.table.clear(), before=None if kept.before is None else kept.before.clear(), rank=None
+        )
+        return replace(self, collectives=none)
+
+
+def cut_places(records: Sequence[RankRecord]) -> set[int]:
+    """Which records lack a step with exchanges that most have, or end well before the exchanges of most others, with
+    the same kinds until then; the other ranks are taken to meet without them.
+    """
+    steps = [set(record.collectives.table["step"].to_list()) for record in records]
+    counts = Counter(step for own in steps for step in own)
+    most = {step for step, count in counts.items() if 2 * count > len(records)}
+    cut = {place for place, own in enumerate(steps) if not own >= most}
+    kinds = [record.collectives.table["kind"] for record in records]
+    [(usual, ranks)] = Counter(map(len, kinds)).most_common(1) or [(0, 0)]
+    if 2 * ranks > len(records):
+        whole = next(each for each in kinds if len(each) == usual)
+        short = (place for place, each in enumerate(kinds) if len(each) < _SHORT * usual)
+        cut |= {place for place in short if kinds[place].equals(whole.head(len(kinds[place])))}
+    return cut
+
 
 @dataclass(frozen=True, slots=True)
 class RankSummary:
@@ -129,11 +157,7 @@ class RankSummary:
 
     @property
     def without_collectives(self) -> RankSummary:
-        kept = self.record.collectives
-        none = replace(
-            kept, table=kept.table.clear(), before=None if kept.before is None else kept.before.clear(), rank=None
-        )
-        return replace(self, record=replace(self.record, collectives=none), waits=self.waits.clear())
+        return replace(self, record=self.record.without_collectives, waits=self.waits.clear())
 
     @property
     def times(self) -> RankTimes:
@@ -175,7 +199,7 @@ def rank_record(view: View) -> RankRecord:
         step=pl.Series(number, dtype=pl.Int64), exposed_ns=_exposed(view, found)
     )
     before = _before(view, found)
-    most = min(_MOST_COLLECTIVES, _MOST_OF_ALL_RANKS // (trace.metadata.world_size or 1))
+    most = min(_MOST_COLLECTIVES, _MOST_OF_ALL_RANKS // max(trace.metadata.world_size or 1, 1))
     if table.height > most:
         whole_steps = int((table["step"] < table["step"][most]).sum()) or int((table["step"] == table["step"][0]).sum())
         table, before = table.head(whole_steps), before.head(whole_steps)

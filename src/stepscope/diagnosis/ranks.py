@@ -22,12 +22,14 @@ from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Rem
 from stepscope.diagnosis.rank_groups import (
     bubbles,
     exchanged_bytes,
+    missing_ranks,
+    open_exchanges,
     parallelism,
     same_kernels,
     shared_place,
     slow_groups,
 )
-from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
+from stepscope.diagnosis.rank_summary import BUSY, RankRecord, cut_places, rank_record
 from stepscope.diagnosis.rule import severity
 from stepscope.diagnosis.rules import exposed_communication, late_rank, slow_transfer
 from stepscope.diagnosis.view import View
@@ -109,14 +111,22 @@ def diagnose_ranks(traces: Sequence[Trace]) -> tuple[Finding, ...]:
     return across_ranks([rank_record(View(trace)) for trace in traces])
 
 
+def _whole(records: Sequence[RankRecord], matched: pl.DataFrame | None) -> tuple[Sequence[RankRecord], pl.DataFrame]:
+    """The records, without exchanges of ranks that were cut, and the exchanges that then match."""
+    cut = cut_places(records)
+    records = [each.without_collectives if place in cut else each for place, each in enumerate(records)]
+    if matched is None or cut:
+        matched = matched_collectives([record.collectives for record in records])
+    return records, matched
+
+
 def across_ranks(records: Sequence[RankRecord], matched: pl.DataFrame | None = None) -> tuple[Finding, ...]:
     """Compare ranks by their records; the finding with the largest saving comes first.
 
     Args:
         matched: of `matched_collectives` of the records, if it is known.
     """
-    if matched is None:
-        matched = matched_collectives([record.collectives for record in records])
+    records, matched = _whole(records, matched)
     if matched.is_empty():
         return ()
     waits = _waits(records, matched)
@@ -152,8 +162,8 @@ def _waits_of_parts(matched: pl.DataFrame, taken: pl.DataFrame) -> Times:
 
 
 def _some_missing(records: Sequence[RankRecord]) -> bool:
-    """Whether the job has more ranks than these, one of which may be the late one."""
-    return max((record.ranks for record in records), default=0) > len(records)
+    """Whether the job has more ranks than those with exchanges here, one of which may be the late one."""
+    return missing_ranks(records) > 0
 
 
 def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -381,7 +391,7 @@ EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "exposed_ns": pl.Int64,  # mean time of one of these ranks in it without computation, per step
     "overlapped_share": pl.Float64,  # of the time in it, computed meanwhile
     "most_exposed": pl.String,  # the rank with most time in it without computation
-    "last": pl.String,  # the rank that most often comes last
+    "last": pl.String,  # the rank that most often comes last by more than its clock's error; null if none does
     "last_share": pl.Float64,  # how often
 }
 
@@ -407,11 +417,12 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
     Args:
         matched: of `matched_collectives` of the records, if it is known.
     """
-    if matched is None:
-        matched = matched_collectives([record.collectives for record in records])
+    records, matched = _whole(records, matched)
     steps = max(matched["step"].n_unique(), 1)
     links = {record.link_gb_per_s for record in records}
     link = links.pop() if len(links) == 1 else None
+    aligned = clocks(matched)
+    errors = {rank: clock.error_ns for rank, clock in aligned.items()}
     bare, parallel = _exposed(records, matched), parallelism(matched)
     rows = []
     for key, mine in matched.group_by(_ALIKE, maintain_order=True):
@@ -422,16 +433,18 @@ def exchanges(records: Sequence[RankRecord], matched: pl.DataFrame | None = None
         algorithm_rate = int(str(size)) * mine.height / taken if carries else None
         rate = None if algorithm_rate is None else bus_bytes(kind, 1, ranks) * algorithm_rate
         exposed, spent, most, how = bare[key]
-        last, times = mine["last"].value_counts().sort("count", "last", descending=[True, False]).row(0)
+        lasts = mine.filter(pl.col("late_ns") > pl.col("last").replace_strict(errors, return_dtype=pl.Int64))["last"]
+        counted = lasts.value_counts().sort("count", "last", descending=[True, False])
+        last, times = counted.row(0) if counted.height else (None, None)
         waited = int(mine["waits_ns"].list.sum().sum()) // int(groups.sum())
         role, per_step = parallel.get((described, ranks), ""), mine.height / steps / len(groups)
         rows.append((kind, size, described, role, ranks, len(groups), per_step, waited // steps,
                      taken // len(groups) // steps, how, algorithm_rate, rate, rate and link and rate / link,
                      exposed // int(groups.sum()) // steps, 1 - exposed / max(spent, 1), records[most].name,
-                     records[last].name, times / mine.height))  # fmt: skip
+                     None if last is None else records[last].name, times and times / mine.height))  # fmt: skip
     table = pl.DataFrame(rows, schema=EXCHANGE_SCHEMA, orient="row")
     table = table.sort(pl.col("wait_ns") + pl.col("transfer_ns"), descending=True, maintain_order=True)
-    told = tuple((records[rank].name, clock) for rank, clock in clocks(matched).items())
+    told = tuple((records[rank].name, clock) for rank, clock in aligned.items())
     return Exchanges(table, matched.height, told)
 
 
@@ -559,6 +572,7 @@ _LATER: Final = {
 
 def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:
     rate, fewest, limit = (slow_transfer.RULE.thresholds[name].value for name in ("bytes_per_second", "bytes", "share"))
+    matched = matched.filter(~open_exchanges(records, matched))
     large = matched.filter((pl.col("bytes") >= fewest) & (pl.col("kind") != "send_receive"))
     if large.is_empty() or not all(record.on_device for record in records):
         return None  # a host's network has no known expected rate

@@ -123,6 +123,8 @@ _FASTEST: Final = 1e6
 _LATEST_NS: Final = 1 << 62
 _LONGEST_NS: Final = 1 << 46
 _MOST_RANKS: Final = 1 << 24
+_MOST_DIMENSIONS: Final = 64
+"""As PyTorch has them."""
 
 
 def kind_of_log(head: bytes) -> str | None:
@@ -340,7 +342,9 @@ def _members(configured: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
     for key, each in configured.items() if isinstance(configured, dict) else ():
         if isinstance(each, dict) and isinstance(ranks := each.get("ranks"), (str, list, tuple)):
             group = _group_name(str(key), each.get("desc")) if key != "" else _DEFAULT_GROUP
-            yield group, tuple(int(number) for number in re.findall(r"\d{1,7}", str(ranks)))
+            current().spend("values", len(ranks))  # which groups of a pickle can share
+            numbers = re.findall(r"\d{1,7}", ranks) if isinstance(ranks, str) else ranks
+            yield group, tuple(int(each) for each in numbers if isinstance(each, str) or _number(each) is not None)
 
 
 def _group(entry: Mapping[Any, Any]) -> str | None:
@@ -372,10 +376,11 @@ def _elements(sizes: Any) -> int | None:
     """Numbers in all tensors of a list of shapes; None if it is none."""
     if not isinstance(sizes, list):
         return None
+    current().spend("values", len(sizes))  # which calls of a pickle can share
     total = 0
     for shape in sizes:
         count = 1
-        for length in shape if isinstance(shape, list) else [None]:
+        for length in shape if isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS else [None]:
             known = _number(length)
             if known is None:
                 return None

@@ -122,7 +122,7 @@ class WatchLog(KeptDatabase):
         """Names of the watched jobs and when each was recorded last, the latest first; none without a file."""
         if not self.path.exists():
             return {}
-        query = "select job, max(unix_s) from recordings group by job order by 2 desc"
+        query = "select job, max(unix_s) from recordings where typeof(unix_s) = 'real' group by job order by 2 desc"
         return {
             str(job): float(unix_s) for job, unix_s in self._using(lambda database: database.execute(query).fetchall())
         }

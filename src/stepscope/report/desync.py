@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from typing import Any, Final
 
 import polars as pl
@@ -13,9 +14,9 @@ from stepscope.report.document import Block, Document, Items, Section, Table, Te
 from stepscope.report.format import count, duration, file_name, share
 
 _MOST_NAMED: Final = 8
+_SECOND_NS: Final = 1_000_000_000
 _TELLING: Final = 0.6
 """Share of all lateness that one rank must cause to be named."""
-_CONSEQUENCE: Final = "which follows from the others"
 
 
 def _ranks(logs: CollectiveLogs, processes: Sequence[int]) -> str:
@@ -89,7 +90,8 @@ def _mismatch(logs: CollectiveLogs, found: Mismatch) -> str:
 
 
 def _unfinished(logs: CollectiveLogs, found: Desync, one: Unfinished) -> str:
-    called = _call(one.name, one.number, one.group)
+    names = dict.fromkeys(name for name, _ in one.calls.values())
+    called = _call(" or ".join(names) or one.name, one.number, one.group)
     if one.missing:
         said = f"{_ranks(logs, one.missing)} {_verb(one.missing, 'has', 'have')} not come to {called}"
         text = said[0].upper() + said[1:]
@@ -101,11 +103,14 @@ def _unfinished(logs: CollectiveLogs, found: Desync, one: Unfinished) -> str:
         return text
     text = f"{_ranks(logs, one.waiting)} {_verb(one.waiting, 'is', 'are')} in {called}, which is not done"
     text = text[0].upper() + text[1:]
+    if len(names) > 1:
+        return f"{text}: their calls do not match"
     if one.not_started:
         behind = _ranks(logs, one.not_started)
         return f"{text}: on {behind} the device has not begun it, as on the others, so that earlier work holds it up"
     if one.unlogged is None:
-        return f"{text}; who else is in the group is not logged"
+        whether = f", nor whether it waits for {_ranks(logs, found.causes)}" if found.causes else ""
+        return f"{text}; who else is in the group is not logged{whether}"
     if one.unlogged:
         return f"{text}: of {_numbers(one.unlogged)} there is no log"
     return f"{text}, though every logged rank has come to it"
@@ -123,11 +128,18 @@ def desync_blocks(logs: CollectiveLogs, found: Desync, *, headed: bool = False) 
         "What does not match",
         *_items([f"{_mismatch(logs, each)}.{_at(*each.places.values())}" for each in found.mismatches]),
     )
+    has_cause = any(each.is_cause for each in found.unfinished)
+
+    def follows(one: Unfinished) -> bool:
+        return has_cause and bool(one.missing) and not one.is_cause
+
     waits = [
-        f"{_unfinished(logs, found, each)}{'' if each.is_cause else f', {_CONSEQUENCE}'}.{_at(each.place)}"
+        f"{_unfinished(logs, found, each)}{', which follows from the others' if follows(each) else ''}."
+        f"{_where(logs, each)}{_since(found, each)}"
         for each in sorted(found.unfinished, key=lambda each: not each.is_cause)
     ]
-    yield from section_if("Who waits for whom", *_items(waits))
+    yield from section_if("Who waits for whom", *_items([*waits, *_last_calls(logs, found)]))
+    yield from section_if("What to do", *_items(list(advice(logs, found))))
     yield Section("Ranks", (Table(ranks_table(logs, found), "ranks"), *_by(found)))
     if found.rates.height:
         slow = [
@@ -159,6 +171,81 @@ def _at(*places: str) -> str:
     return f" {'It is' if len(places) == 1 else 'They are'} called at {_listed(known)}." if known else ""
 
 
+def _where(logs: CollectiveLogs, one: Unfinished) -> str:
+    """What each rank calls and where, once where all do the same."""
+    by: dict[tuple[str, str], list[int]] = {}
+    for waiting, call in one.calls.items():
+        by.setdefault(call, []).append(waiting)
+    if len(by) == 1:
+        return _at(*(place for _, place in by))
+    said = [
+        f"{_ranks(logs, ranks)} {_verb(ranks, 'calls', 'call')} {name}" + (f" at {place}" if place else "")
+        for (name, place), ranks in by.items()
+    ]
+    text = "; ".join(said)
+    return f" {text[0].upper()}{text[1:]}." if text else ""
+
+
+def _since(found: Desync, one: Unfinished) -> str:
+    """Since when it waits, and how long by the latest call of any rank, the only later moment that dumps have."""
+    if one.since_ns is None:
+        return ""
+    moment = datetime.fromtimestamp(one.since_ns / 1e9, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+    least = waited_ns(found, one)
+    words = f", for at least {duration(least)}" if least is not None and least >= _SECOND_NS else ""
+    return f" It has waited since {moment}{words}."
+
+
+def waited_ns(found: Desync, one: Unfinished) -> int | None:
+    """How long a collective had waited at the latest call of any rank; None where no call came later."""
+    if one.since_ns is None or found.latest_ns is None or found.latest_ns <= one.since_ns:
+        return None
+    return found.latest_ns - one.since_ns
+
+
+def _last_calls(logs: CollectiveLogs, found: Desync) -> Iterator[str]:
+    """Where the ranks were last for which others wait."""
+    for process in found.causes[:_MOST_NAMED]:
+        name, last = logs.processes[process].name, found.last_calls.get(process)
+        if last is None:
+            yield f"The log of {name} has no call."
+            continue
+        at = f" at {last.place}" if last.place else ""
+        done = "is done" if last.is_done else "is not done"
+        yield f"The last call of {name} is {_call(last.name, last.number, last.group)}{at}, which {done}."
+
+
+def advice(logs: CollectiveLogs, found: Desync) -> Iterator[str]:
+    """What to do about what holds the job up, a sentence or two for each kind of it."""
+    for one in found.mismatches:
+        if one.what == "call":
+            yield (
+                "Compare the lines of the calls that do not match: every rank has to make a group's calls in the same "
+                "order, so look for a branch, a loop or a thread that differs between the ranks."
+            )
+        else:
+            yield (
+                f"Print the shape and number type of the tensor before {_call(one.name, one.number, one.group)} on "
+                f"every rank: its {one.what} has to be the same everywhere."
+            )
+    if found.causes:
+        ranks = _ranks(logs, found.causes)
+        yield (
+            f"Look at the end of the log of {ranks} for an error, and if its process still runs, at its stack: "
+            "py-spy dump --pid PID, on its machine. The cause is what it does after its last call."
+        )
+    elif found.unfinished and not found.mismatches and not any(each.is_cause for each in found.unfinished):
+        yield "Have all ranks call the collectives of different groups in one order."
+    for each in found.unfinished:
+        if each.not_started and each.is_cause:
+            yield (
+                f"Find what {_ranks(logs, each.not_started)} {_verb(each.not_started, 'has', 'have')} queued on the "
+                f"device before {_call(each.name, each.number, each.group)}: a trace of it, or cuda-gdb, shows it."
+            )
+        elif each.unlogged and each.is_cause:
+            yield f"Collect the dump of {_numbers(each.unlogged)}, and look whether the process still runs."
+
+
 def _items(sentences: Sequence[str]) -> tuple[Items, ...]:
     return (Items(tuple(sentences)),) if sentences else ()
 
@@ -166,11 +253,15 @@ def _items(sentences: Sequence[str]) -> tuple[Items, ...]:
 def ranks_table(logs: CollectiveLogs, found: Desync) -> pl.DataFrame:
     """Columns rank, host, calls, last_call, last (how often it came last), late_ns, waits_ns."""
     arrivals = {row[0]: row[1:] for row in found.arrivals.iter_rows()}
-    rows = []
+    rows, has_groups = [], logs.calls["group"].n_unique() > 1
     for index, process in enumerate(logs.processes):
-        calls, last_call = found.calls.get(index, (0, ""))
+        last_call = found.last_calls.get(index)
+        calls = 0 if last_call is None else last_call.calls
+        called = "" if last_call is None else f"{last_call.name} {last_call.number}"
+        if last_call is not None and has_groups:
+            called += f" of group {last_call.group}"
         _, last, late, waits = arrivals.get(index, (None, None, None, None))
-        rows.append((process.name, process.host, calls, last_call, last, late, waits))
+        rows.append((process.name, process.host, calls, called, last, late, waits))
     schema = {"rank": pl.String, "host": pl.String, "calls": pl.Int64, "last_call": pl.String, "times_last": pl.Int64,
               "late_ns": pl.Int64, "waits_ns": pl.Int64}  # fmt: skip
     table = pl.DataFrame(rows, schema=schema, orient="row")
@@ -222,10 +313,16 @@ def desync_record(path: str, logs: CollectiveLogs, found: Desync) -> dict[str, A
                 "not_started": names(each.not_started),
                 "unlogged_ranks": each.unlogged,
                 "is_cause": each.is_cause,
-                "where": each.place,
+                "calls": [
+                    {"rank": logs.processes[process].name, "name": name, "where": place}
+                    for process, (name, place) in each.calls.items()
+                ],
+                "since_unix_ns": each.since_ns,
+                "waited_ns_at_least": waited_ns(found, each),
             }
             for each in found.unfinished
         ],
+        "advice": [*advice(logs, found)],
         "ranks": ranks_table(logs, found),
         "exchanges": found.rates,
         "slow_groups": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -57,6 +57,7 @@ from stepscope.report.words import (
     headline,
     hidden_sentence,
     idle_share,
+    is_cut,
     line_sentences,
     nothing_sentence,
     rank_name,
@@ -257,7 +258,7 @@ def diagnosis_document(
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
     shared = [_finding(number, each, slowest) for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
-    head = Section(title, (Table(rank_table(diagnoses)),), style="summary")
+    head = Section(title, (Table(rank_table(diagnoses, () if job is None else job.apart)),), style="summary")
     below = f"Below: {rank_name(best.diagnosis)}, which can save most. -v shows every {things.removesuffix('s')}."
     groups = [
         Group(name, tuple(_rank(report, name)), f"r{number}")
@@ -271,7 +272,7 @@ def diagnosis_document(
             head,
             *without,
             *section_if(f"The {things} together", *shared),
-            *job_section(job),
+            *job_section(job, {rank_name(each) for each in diagnoses if is_cut(each)}),
             *_exchanges(reports),
             *logged,
             *texts("" if every else below),
@@ -308,15 +309,20 @@ def _told_table(frame: pl.DataFrame) -> Table:
 _MOST_PARTS: Final = 6
 
 
-def job_section(job: JobSteps | None) -> tuple[Section, ...]:
-    """What the job's steps wait for; without a job nothing."""
+def job_section(job: JobSteps | None, cut: Collection[str] = ()) -> tuple[Section, ...]:
+    """What the job's steps wait for; without a job nothing.
+
+    Args:
+        cut: ranks whose files are cut off.
+    """
     if job is None:
         return ()
-    parts = Table(job.parts.with_columns(_meaning(job.parts)), "parts", brief=(*job.parts.columns, "what_it_means"))
+    of_all = job.parts.with_columns(rank=pl.when(pl.col("cause") != TRANSFER).then("rank").otherwise(pl.lit("all")))
+    parts = Table(of_all.with_columns(_meaning(job.parts)), "parts", brief=(*job.parts.columns, "what_it_means"))
     if job.parts.height > _MOST_PARTS:
         parts = replace(parts, frame=parts.frame.head(_MOST_PARTS), total=job.parts.height)
     title = "What a step of the job waits for: the critical path across the ranks, per step"
-    return (Section(title, (*texts(*job_sentences(job)), parts)),)
+    return (Section(title, (*texts(*job_sentences(job, cut)), parts)),)
 
 
 def _meaning(parts: pl.DataFrame) -> pl.Series:
@@ -325,39 +331,81 @@ def _meaning(parts: pl.DataFrame) -> pl.Series:
 
 _ON_PATH: Final = {
     TRANSFER: "data moved after the last rank had come",
-    BEGIN: "it had not begun the recorded steps",
+    BEGIN: "its recorded steps had not begun",
     "busy": "its device worked, or its host beside a collective",
     "compute": "operators computed",
 }
 
 
-def job_sentences(job: JobSteps) -> Iterator[str]:
-    """Who holds the job's steps up, and how far that can be trusted."""
+def job_sentences(job: JobSteps, cut: Collection[str] = ()) -> Iterator[str]:
+    """Who holds the job's steps up, and how far that can be trusted.
+
+    Args:
+        cut: names of ranks whose files are cut off.
+    """
     off = job.error_share
     gives = "the recorded times" if off < _ALIKE else f"a step that is off by {share(off)}"
     yield (
-        f"A step takes {duration(job.step_ns)}, that of the last rank ({job.last}). The replay of {count(job.ranks)} "
-        f"ranks without a change gives {gives}."
+        f"A step takes {duration(job.step_ns)}, that of the rank whose step takes longest ({job.last}). The replay of "
+        f"{count(job.ranks)} ranks without a change gives {gives}."
     )
-    holders = job.holders.group_by("rank").agg(steps=pl.len()).sort("steps", "rank", descending=[True, False])
+    steps = job.holders["rank"].null_count()
+    if steps:
+        where = _of_steps(job, steps).capitalize()
+        yield f"{where} no rank comes noticeably later than the others."
+    holders = job.holders.drop_nulls("rank").group_by("rank").agg(steps=pl.len())
     if holders.height:
-        rank, steps = holders.row(0)
+        rank, steps = holders.sort("steps", "rank", descending=[True, False]).row(0)
         most = job.holders.filter(pl.col("rank") == rank)["cause"].value_counts().sort("count", "cause").row(-1)[0]
-        of = f"{count(steps)} of {count(job.holders.height)} steps" if job.holders.height > 1 else "the step"
         what = _ON_PATH.get(most) or CAUSES.get(most, most)
-        yield f"The others wait for {rank} in {of}, mostly while {what}."
+        yield f"The others wait for {rank} {_of_steps(job, steps)}, mostly while {what}."
     if job.missing:
-        yield missing_sentence(job.missing)
-    if job.apart:
-        more = f" and {count(len(job.apart) - _MOST_PARTS)} more" if len(job.apart) > _MOST_PARTS else ""
-        names = ", ".join(job.apart[:_MOST_PARTS])
-        yield f"Not in the replay, because their collectives or some of their steps were not recorded: {names}{more}."
+        yield missing_sentence(job.missing, names=job.absent)
+    if ended := [name for name in job.apart if name in cut]:
+        whose, are = ("trace", "is") if len(ended) == 1 else ("traces", "are")
+        yield f"The {whose} of {_named(ended)} {are} cut off: the other ranks are compared without."
+    if apart := [name for name in job.apart if name not in cut]:
+        yield f"Not in the replay, because their collectives or some of their steps were not recorded: {_named(apart)}."
+    if job.missing and job.open_ns >= _NOTICEABLE * job.step_ns:
+        some = [*job.absent, *job.apart]
+        shorter = job.open_ns - job.least_open_ns >= _NOTICEABLE * job.step_ns
+        shortest = f" ({duration(job.least_open_ns)} if all were as short as the shortest)" if shorter else ""
+        which = _named(some) if len(some) == job.missing else "a rank that is missing"
+        yield (
+            f"The others may be waiting for {which if len(some) < 2 else f'any of {which}'}: after the last rank here "
+            f"has come, exchanges with missing ranks go on for {duration(job.open_ns)} a step{shortest}. No saving is "
+            "promised of this time."
+        )
 
 
-def missing_sentence(missing: int, where: str = "") -> str:
-    """What ranks that are not here mean for the answer."""
+_NOTICEABLE: Final = 0.01
+
+
+def _of_steps(job: JobSteps, steps: int) -> str:
+    return f"in {count(steps)} of {count(job.holders.height)} steps" if job.holders.height > 1 else "in the step"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = f" and {count(len(names) - _MOST_PARTS)} more" if len(names) > _MOST_PARTS else ""
+    return f"{', '.join(names[:_MOST_PARTS])}{more}"
+
+
+def missing_sentence(missing: int, where: str = "", names: Sequence[str] = ()) -> str:
+    """What ranks that are not here mean for the answer.
+
+    Args:
+        names: of those that were not recorded at all, where known; the others were not recorded whole.
+    """
     which = f"One rank of the job{where} is" if missing == 1 else f"{count(missing)} ranks of the job{where} are"
-    return f"{which} not here, or not whole: waits for {'it' if missing == 1 else 'them'} count as transfer."
+    if names and len(names) <= missing:
+        which = (
+            f"{which} not here ({_named(names)})"
+            if len(names) == missing
+            else f"{which} not here ({_named(names)}), or not whole"
+        )
+    else:
+        which = f"{which} not here, or not whole"
+    return f"{which}: waits for {'it' if missing == 1 else 'them'} count as transfer."
 
 
 def clock_sentence(found: Exchanges) -> str:

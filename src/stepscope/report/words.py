@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import polars as pl
@@ -70,7 +70,7 @@ def headline(diagnosis: Diagnosis) -> str:
         return "A memory snapshot: it shows what memory was used for, but no times."
     if device is None:
         missing = (
-            "No work of a device is in what is left of the file" if _is_cut(diagnosis) else "No device was recorded"
+            "No work of a device is in what is left of the file" if is_cut(diagnosis) else "No device was recorded"
         )
         return f"{missing}; {step}{_host_clause(diagnosis.host)}."
     idle = f"{_over(diagnosis)}busy {share(_busy_share(device))}, idle {share(idle_share(device))}"
@@ -82,7 +82,7 @@ def headline(diagnosis: Diagnosis) -> str:
 _CUT: Final = "The file is cut off: this is about the part before, and what came later is missing."
 
 
-def _is_cut(diagnosis: Diagnosis) -> bool:
+def is_cut(diagnosis: Diagnosis) -> bool:
     kinds = {warning.kind.partition(":")[0] for warning in diagnosis.warnings}
     return not kinds.isdisjoint(("truncated", "compressed_data"))
 
@@ -107,7 +107,7 @@ def contention_sentence(contention: Contention) -> str:
 
 def exceptional_sentences(diagnosis: Diagnosis) -> list[str]:
     """What to know first: that the file is cut off, contention, one-off work, outliers, and earlier work."""
-    found = [_CUT] if _is_cut(diagnosis) else []
+    found = [_CUT] if is_cut(diagnosis) else []
     found += [contention_sentence(diagnosis.contention)] if diagnosis.contention is not None else []
     found += (
         [_aside_sentence(diagnosis.serving)] if diagnosis.serving is not None and diagnosis.serving.put_aside else []
@@ -421,15 +421,20 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}." if text else ""
 
 
-def rank_table(diagnoses: Iterable[Diagnosis]) -> pl.DataFrame:
-    """One row per rank: columns rank, step_ns, busy_share, idle_share, exposed_communication_share, top_finding.
+def rank_table(diagnoses: Iterable[Diagnosis], apart: Collection[str] = ()) -> pl.DataFrame:
+    """One row per rank: columns rank, trace (what it lacks), step_ns, busy_share, idle_share,
+    exposed_communication_share, top_finding.
 
-    Device columns are left out if no rank has a device.
+    Columns in which no rank has anything, such as those of devices, are left out.
+
+    Args:
+        apart: names of ranks that cannot be compared with the others.
     """
     table = pl.DataFrame(
-        [_rank_row(diagnosis) for diagnosis in diagnoses],
+        [_rank_row(diagnosis, apart) for diagnosis in diagnoses],
         schema={
             "rank": pl.String,
+            "trace": pl.String,
             "step_ns": pl.Int64,
             "busy_share": pl.Float64,
             "idle_share": pl.Float64,
@@ -518,15 +523,16 @@ def top_columns(frame: pl.DataFrame) -> tuple[str, ...]:
     return tuple(columns or frame.columns)
 
 
-def _rank_row(diagnosis: Diagnosis) -> tuple[object, ...]:
+def _rank_row(diagnosis: Diagnosis, apart: Collection[str]) -> tuple[object, ...]:
     device = worst_device(diagnosis)
     rank = diagnosis.metadata.rank
     name = str(rank) if rank is not None else diagnosis.metadata.path
     top = diagnosis.findings[0].title if diagnosis.findings else ""
+    lacks = "cut off" if is_cut(diagnosis) else "not whole" if rank_name(diagnosis) in apart else None
     if device is None:
-        return (name, diagnosis.step_ns, None, None, None, top)
+        return (name, lacks, diagnosis.step_ns, None, None, None, top)
     exposed = device.exposed_communication_ns / max(device.window_ns, 1)
-    return (name, diagnosis.step_ns, _busy_share(device), idle_share(device), exposed, top)
+    return (name, lacks, diagnosis.step_ns, _busy_share(device), idle_share(device), exposed, top)
 
 
 def idle_share(device: DeviceSummary) -> float:

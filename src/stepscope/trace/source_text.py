@@ -34,6 +34,8 @@ _NEAR: Final = 8
 _ALIKE: Final = 0.6
 """Least similarity of a line and its rewritten one, 0 to 1, as difflib has it."""
 _LONGEST_COMPARED: Final = 200
+_MOST_COMPARED: Final = 20_000
+"""Lines between the ends that both texts share; comparing more, which a trace can hold, could take hours."""
 
 
 def split_lines(text: str) -> list[str]:
@@ -53,7 +55,8 @@ def packed_sources(files: Iterable[str], before_unix_ns: int) -> dict[str, bytes
                 continue
             if state.st_mtime_ns > before_unix_ns:  # the program may run another text
                 continue
-            data = Path(file).read_bytes()[:LARGEST_BYTES]
+            with open(file, "rb") as opened:  # it may grow meanwhile
+                data = opened.read(LARGEST_BYTES)
             encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
             found[file] = zlib.compress(data.decode(encoding).encode(), _FAST)
             room -= len(data)
@@ -99,6 +102,8 @@ def moved_lines(before: Sequence[str], after: Sequence[str]) -> MovedLines:
     changed = []
     old, new = before[same : len(before) - same_end], after[same : len(after) - same_end]
     paired = 0
+    if max(len(old), len(new)) > _MOST_COMPARED:
+        old = new = []
     for kind, first, end, new_first, new_end in difflib.SequenceMatcher(None, old, new).get_opcodes():
         if kind == "equal":
             pairs = list(zip(range(first, end), range(new_first, new_end), strict=True))

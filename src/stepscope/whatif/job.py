@@ -169,18 +169,24 @@ class Job:
 
     Args:
         matched: of `matched_collectives` of the ranks.
+        is_open: which of these have members that are missing: their transfers may be waits for those, and no change
+            makes them shorter.
 
     Attributes:
         joined: which ranks meet others; only these make the job's step.
     """
 
-    def __init__(self, ranks: Sequence[RankTimes], matched: pl.DataFrame) -> None:
+    def __init__(
+        self, ranks: Sequence[RankTimes], matched: pl.DataFrame, *, is_open: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        self.is_open = np.zeros(max(matched.height, 1), np.bool_) if is_open is None else is_open
         self.ranks = tuple(ranks)
         self._counts = [rank.kept.table.height for rank in ranks]
         self.first = np.cumsum([0, *self._counts])
         self.rank = np.repeat(np.arange(len(ranks)), self._counts)
         self.table = pl.concat(
-            [rank.kept.table.select("step", pl.col("group").fill_null(""), "start_ns", "duration_ns").hstack(rank.waits)
+            [rank.kept.table.select("step", "kind", pl.col("group").fill_null(""), "bytes", "start_ns", "duration_ns")
+             .hstack(rank.waits)
              for rank in ranks], how="vertical_relaxed",
         )  # fmt: skip
         taken = participants(matched)
@@ -437,7 +443,7 @@ class Job:
         if met.any() and (scale != 1).any():
             least = np.full(int(self.meeting.max()) + 1, np.inf)
             np.minimum.at(least, self.meeting[met], scale[met])
-            scale[met] = least[self.meeting[met]]
+            scale[met] = np.where(self.is_open[self.meeting[met]], 1, least[self.meeting[met]])
         return scale
 
     def last(self, done: JobTimes) -> int:

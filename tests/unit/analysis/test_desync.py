@@ -40,23 +40,32 @@ def test_a_rank_of_gloo_that_does_not_come_is_named() -> None:
     [one] = found.unfinished
     assert (one.name, one.number, one.waiting, one.missing, one.unlogged) == ("all_reduce", 4, (0,), (1,), ())
     assert (found.causes, found.mismatches) == ((1,), ())
-    assert one.place.startswith("/home/user/train.py:")
+    name, place = one.calls[0]
+    assert (name, place.startswith("/home/user/train.py:")) == ("all_reduce", True)
+    last = found.last_calls[1]
+    assert (last.name, last.number, last.is_done) == ("all_reduce", 3, True)
+    assert one.since_ns is not None
 
 
 def test_different_calls_of_gloos_ranks_are_told_apart() -> None:
     found = found_in(RECORDED / "order")
     [one] = found.mismatches
     assert (one.what, one.number, one.ranks) == ("call", 4, {"all_reduce": (0,), "broadcast": (1,)})
+    [waits] = found.unfinished
+    assert {process: name for process, (name, _) in waits.calls.items()} == {0: "all_reduce", 1: "broadcast"}
+    assert dict(waits.calls.values()) == one.places
+    assert not waits.is_cause
 
 
 def test_the_rank_that_waits_in_another_group_is_not_the_cause() -> None:
     """Rank 3 comes to nothing; rank 2 waits for it in their own group, and the others for both."""
     found = found_in(RECORDED / "groups")
     assert found.causes == (3,)
-    assert {(each.number, each.waiting, each.missing) for each in found.unfinished} == {
-        (4, (0, 1), (2, 3)),
-        (1, (2,), ()),
+    assert {(each.number, each.waiting, each.missing, each.is_cause) for each in found.unfinished} == {
+        (4, (0, 1), (2, 3), True),
+        (1, (2,), (), False),
     }
+    assert (found.last_calls[2].group, found.last_calls[2].number) == ("2", 1)
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -216,6 +225,18 @@ def test_values_of_other_types_are_left_out(tmp_path: Path) -> None:
     desync(logs)
 
 
+def test_lists_that_a_pickle_shares_are_not_read_again_and_again(tmp_path: Path) -> None:
+    nested: list[Any] = [1]
+    for _ in range(60):
+        nested = [nested, nested]
+    content = dump([entry(1, input_sizes=[[1] * 10_000] * 10_000)], {"0": [0]})
+    content["pg_config"]["1"] = {"ranks": nested}
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(content))
+    logs = collective_logs(log_files(tmp_path))
+    assert logs.members == {"0 (default_pg)": (0,)}
+    assert logs.calls["elements_in"].to_list() == [None]
+
+
 def test_the_command_answers_a_folder_of_dumps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", str(RECORDED / "hang"), "--json", "-"]) == 0
     answer = json.loads(capsys.readouterr().out)["collectives"]
@@ -234,6 +255,15 @@ def test_the_command_answers_a_folder_of_dumps(tmp_path: Path, capsys: pytest.Ca
     text = capsys.readouterr().out
     assert "Rank 1 has not come" in text
     assert "/home/user" not in text
+
+
+def test_an_assistant_gets_dumps_as_data_and_no_more_than_it_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", str(RECORDED / "groups"), "--for-assistant", "--tokens", "300"]) == 0
+    text = capsys.readouterr().out
+    begin = text.index("<<< ")
+    assert "train.py" not in text[:begin]
+    assert text.rstrip().endswith(f">>> {text[begin + 4 : begin + 20]}")
+    assert len(text) < 300 * 3 + 400
 
 
 def test_a_damaged_log_does_not_keep_traces_from_being_diagnosed(

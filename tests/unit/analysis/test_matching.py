@@ -90,6 +90,12 @@ def test_members_that_are_not_here_are_not_waited_for_and_long_lists_are_counted
     assert matched_collectives(rows).is_empty()
 
 
+def test_numbers_of_members_that_no_rank_has_are_no_ranks() -> None:
+    listed = {"members": f"[0, 1, {'9' * 5000}]"}
+    pair = [rank(number, [group("0", [0, 1], 10, 90) | listed]) for number in (0, 1)]
+    assert matched_collectives(pair)["ranks"].to_list() == [[0, 1]]
+
+
 def test_ranks_that_share_no_exchange_keep_their_own_clocks() -> None:
     rows = [[group("1", [0, 1], 0, 90)], [group("1", [0, 1], 10, 90)], [group("2", [2, 3], 0, 50)],
             [group("2", [2, 3], 30, 50)], []]  # fmt: skip

@@ -13,6 +13,8 @@ import pytest
 
 from stepscope.commands import main
 from stepscope.commands.shared.reading import SOURCES_VARIABLE, UserSources, source_lines
+from stepscope.record.manifest import RunManifest
+from stepscope.record.run_folder import RunFolder
 from tests.simulator.kineto import kineto_bytes
 from tests.simulator.machine import Machine
 
@@ -69,6 +71,26 @@ def test_nothing_is_read_outside_of_the_folders(folder: Path, name: str) -> None
     assert COMMAND not in said
 
 
+def test_a_run_beside_the_server_is_not_below_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = RunManifest.begin(["python", "train.py"], 1.0, options={}, redact=False)
+    run = RunFolder.create(folder, "secret", manifest)
+    (run.path / "rank0").mkdir()
+    (run.path / "rank0" / "trace-1.json").write_bytes((folder / "trace.json").read_bytes())
+    (folder / "inside").mkdir()
+    monkeypatch.chdir(folder)
+
+    for name in ("secret", "./secret"):
+        assert COMMAND not in refusal(Access((folder / "inside",)), "diagnose", trace=name)
+
+
+def test_a_link_named_latest_is_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSCOPE_DATA_DIR", str(folder / "data"))
+    (folder / "inside").mkdir()
+    (folder / "inside" / "latest").symlink_to(folder / "trace.json")
+
+    assert "is not below" in refusal(Access((folder / "inside",)), "diagnose")
+
+
 def test_what_a_trace_names_is_marked_as_data(folder: Path) -> None:
     answered, text = ask(Access((folder,)), "query", sql="select distinct name from operators", trace="trace.json")
 
@@ -93,13 +115,14 @@ def test_findings_are_small_and_whole() -> None:
 @pytest.mark.parametrize(
     ("tool", "arguments", "said"),
     [
-        ("whatif", {"changes": ["json=/tmp/x"], "trace": "trace.json"}, "json=/tmp/x is no change"),
+        ("whatif", {"changes": ["json=/tmp/x"], "trace": "trace.json"}, "json=/tmp/x is no change; write one of rem"),
         ("whatif", {"changes": ["graphs=--json=x"], "trace": "trace.json"}, "is no change"),
         ("explain_rule", {"rule": "--help"}, "rule"),
         ("explain_rule", {"rule": "no-such-rule"}, "no rule"),
         ("findings", {"rule": "--html=x"}, "rule"),
         ("record", {"program": "rm -rf /"}, "not allowed; none is"),
         ("bench", {"program": "train.py"}, "not allowed"),
+        ("diagnose", {"path": "trace.json"}, "has no argument 'path'; it has trace, tokens"),
         ("record", {"program": "train.py", "name": "../x"}, "name"),
         ("diagnose", {"trace": "trace.json", "tokens": 10}, "tokens"),
         ("query", {"trace": "trace.json", "sql": "select * from read_csv('/etc/passwd')"}, "query"),

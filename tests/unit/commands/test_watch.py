@@ -138,6 +138,23 @@ def test_a_job_that_is_gone_and_comes_back_restarted(monkeypatch: pytest.MonkeyP
     assert [sentence.partition(":")[0] for sentence in told] == ["job was restarted"]
 
 
+def test_what_a_job_cannot_mean_does_not_end_its_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"process_bytes": 10**400, "device_bytes": -1}
+    monkeypatch.setattr("stepscope.record.agent.server.memory_now", lambda: said)
+    with training() as [process]:
+        job, _ = watch(process.agent.address, "--name", "job", alerts=("memory_gib > 1",))
+        found = recorded(job)
+        assert (found.problem, found.memory_bytes, found.device_bytes) == (None, None, None)
+        monkeypatch.setattr(watch_job, "_SAVING_S", -60.0)
+        job.arguments.timeout, job.arguments.steps = 1e-3, 50_000
+        endless = recorded(job)
+    monkeypatch.setattr(watch_job, "agents_of", lambda *_: (_ for _ in ()).throw(AgentError("\ud800" * 9000)))
+    refused = recorded(job)
+    assert "has not ended" in (endless.problem or "")
+    assert (refused.problem or "").startswith("\\ud800")
+    assert [each.problem for each in WatchLog().of("job", last=9)] == [None, endless.problem, refused.problem]
+
+
 def test_an_earlier_watchs_recordings_and_alerts_go_on() -> None:
     rows = [Watched(job="job", unix_s=float(number), step_ns=5e6) for number in range(2)]
     WatchLog().put(*rows)
@@ -268,7 +285,9 @@ def test_a_command_gets_the_alert_without_a_shell(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("address", ["", "ftp://host/", "host:80", "http://", "http://[::1", "http://host:99999/"])
+@pytest.mark.parametrize(
+    "address", ["", "ftp://host/", "host:80", "http://", "http://[::1", "http://host:99999/", "http://a b/"]
+)
 def test_what_is_no_webhook_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="is not a webhook"):
         watch_delivery.webhook(address)

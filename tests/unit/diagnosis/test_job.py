@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from stepscope.diagnosis.job import JobSteps, job_of, job_steps, promised
+from stepscope.diagnosis.rank_summary import cut_places
+from stepscope.diagnosis.ranks import across_ranks, exchanges
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.report.diagnosis import TraceReport, job_sentences, trace_report
@@ -118,7 +121,8 @@ def test_without_a_rank_less_is_certain(reports: list[TraceReport]) -> None:
 
     assert (steps.missing, steps.is_whole, finding.confidence) == (1, False, "low")
     assert any(figure.name == "ranks that were not recorded whole" for figure in finding.evidence.figures)
-    assert len(list(job_sentences(steps))) == 3
+    assert (steps.absent, steps.open_ns) == (("rank 0",), steps.transfer_ns)
+    assert any("rank 0" in sentence for sentence in job_sentences(steps))
 
 
 def test_a_cut_rank_is_left_out_and_named(reports: list[TraceReport]) -> None:
@@ -143,3 +147,28 @@ def test_a_cut_rank_is_left_out_and_named(reports: list[TraceReport]) -> None:
 def test_ranks_without_common_collectives_are_no_job(reports: list[TraceReport]) -> None:
     assert job_of([]) is None
     assert job_of([each.rank for each in reports[:1] if each.rank is not None]) is None
+
+
+def test_communication_with_a_missing_rank_promises_nothing_and_a_tie_names_nobody(tmp_path: Path) -> None:
+    ranks = job(RANKS, lambda rank: program(rank, {0: 60 * US, 1: 60 * US, 2: 460 * US}))
+    write_job(tmp_path, ranks)
+    views = [View(open_trace(tmp_path / f"rank{number}.json")) for number in (0, 1)]
+    reports = [trace_report(view, rules=["exposed-communication"], top=0, minimum_share=0.01) for view in views]
+    assert all(report.diagnosis.findings for report in reports)
+
+    _, steps = joined(reports)
+
+    assert steps.holders["rank"].to_list() == [None] * STEPS
+    assert steps.open_ns >= 400 * US
+    assert savings(reports) == [{"exposed-communication": 0}] * 2
+
+
+def test_a_rank_that_ends_early_is_nobody_in_the_others_exchanges(reports: list[TraceReport]) -> None:
+    records = [report.rank.record for report in reports if report.rank is not None]
+    kept = records[LATE].collectives
+    short = replace(kept, table=kept.table.head(1), before=None if kept.before is None else kept.before.head(1))
+    cut = [*records[:LATE], replace(records[LATE], collectives=short)]
+
+    assert cut_places(cut) == {LATE}
+    assert not across_ranks(cut)
+    assert exchanges(cut).table["last"].to_list() == [f"rank {SECOND}"]

@@ -61,6 +61,10 @@ def test_of_each_rank_of_a_large_job_fewer_steps_are_kept(monkeypatch: pytest.Mo
         assert part.before.height == len(steps)
 
 
+def test_a_job_that_has_less_than_one_rank_is_summarised() -> None:
+    assert rank_summary(View(rank(0, 100, world=-4))).record.collectives.table.height
+
+
 def test_a_rank_without_a_number_has_the_name_of_its_file(tmp_path: Path) -> None:
     [summary] = summaries(100)
     keep_summary(tmp_path / "kept", summary)

@@ -166,7 +166,7 @@ def test_every_command_that_reads_a_trace_reads_it_there(
 
     def answer(trace: str, words: tuple[str, ...]) -> tuple[int, str, str]:
         code, said = main([trace if word == "T" else word for word in words]), capsys.readouterr()
-        out, error = ("".join(each.replace(trace, "TRACE").split()) for each in said)  # lines break elsewhere
+        out, error = ("".join(each.split()).replace(trace, "TRACE") for each in said)  # lines break elsewhere
         return code, out, error
 
     for command, (words, *_) in WORDS.items():

@@ -212,6 +212,10 @@ class TestSentences:
             (b"SSH-2.0-OpenSSH_9.2\r\n", r"is not an agent of stepscope \(BadStatusLine\)"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<ht>", "stepscope: its answer is not JSON"),
             (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "it is not an agent of this version of stepscope"),
+            (
+                b'HTTP/1.1 200 OK\r\n\r\n{"agent": 1, "step": 1, "rank": "x"}',
+                "it is not an agent of this version of stepscope",
+            ),
             (b"HTTP/1.1 404 No\r\nContent-Length: 2\r\n\r\n{}", "it: it answered 404"),
         ],
     )

@@ -60,6 +60,14 @@ def test_a_damaged_row_is_left_out_and_told(log: WatchLog, caplog: pytest.LogCap
     assert [record.getMessage().count("1 of 2 rows") for record in caplog.records] == [1]
 
 
+def test_a_damaged_time_hides_no_other_job(log: WatchLog) -> None:
+    log.put(Watched(job="a", unix_s=1.0), Watched(job="b", unix_s=2.0))
+    with sqlite3.connect(log.path) as database:
+        database.execute("update recordings set unix_s = 'x' where job = 'a'")
+    database.close()
+    assert log.jobs() == {"b": 2.0}
+
+
 @pytest.mark.parametrize("content", [b"no database at all" * 100, b""])
 def test_a_damaged_file_is_set_aside(log: WatchLog, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     log.path.write_bytes(content)

@@ -31,7 +31,7 @@ from stepscope.commands.shared.options import Command
 from stepscope.commands.shared.reading import SOURCES_VARIABLE, trace_paths
 from stepscope.commands.view.choices import CHOICES
 from stepscope.errors import StepscopeError
-from stepscope.record.runs import run_at
+from stepscope.record.runs import run_named
 from stepscope.report.brief import TOKENS, as_data, fitted
 
 _LATEST: Final = "latest"
@@ -87,12 +87,14 @@ class Access:
         Raises:
             ToolError: there is none, or it may not be read.
         """
-        if not name or name == _LATEST:
-            return _LATEST
+        name = name or _LATEST
         try:
-            run = None if (self.folders[0] / name).exists() else run_at(name)
+            is_file = (self.folders[0] / name).exists()
+            run = None if os.sep in name or (is_file and name != _LATEST) else run_named(name)
             if run is not None:
                 return str(run.path)
+            if name == _LATEST and not is_file:  # the command says that there is none
+                return name
             place = self.path(name)
             if place.is_dir():
                 for file in trace_paths(str(place)):  # a link may lead elsewhere
@@ -102,6 +104,11 @@ class Access:
         except ValueError as error:
             raise ToolError("that names no trace") from error
         return str(place)
+
+    def about(self, trace: str) -> str:
+        """Which trace an answer is about, where the latest run was taken."""
+        run = run_named(_LATEST) if trace in ("", _LATEST) else None
+        return f"About the latest run, {run.name}." if run is not None else f"About {trace}."
 
     def allow(self, program: str) -> None:
         """Raise `ToolError` unless the program may be run."""
@@ -139,7 +146,9 @@ class Tools:
 
     async def diagnose(self, trace: Trace = "", tokens: Tokens = TOKENS) -> str:
         """Why the steps are slow: where the time goes, why the device is idle, and what to change, best first."""
-        return await self._answer("diagnose", self._access.trace(trace), "--for-assistant", f"--tokens={tokens}")
+        place = self._access.trace(trace)
+        text = await self._answer("diagnose", place, "--for-assistant", f"--tokens={tokens}")
+        return f"{self._access.about(trace)}\n{text}"
 
     async def findings(
         self,
@@ -186,7 +195,8 @@ class Tools:
         for change in changes:
             name, _, value = change.partition("=")
             if name not in known.typed and (name not in known.flags or value):
-                raise ToolError(f"{change[:100]} is no change: the names are {', '.join([*known.typed, *known.flags])}")
+                forms = [*(f"{each}=VALUE" for each in known.typed), *known.flags]
+                raise ToolError(f"{change[:100]} is no change; write one of {', '.join(forms)}")
         return await self._report(
             "whatif", self._access.trace(trace), *(f"--{change}" for change in changes), tokens=tokens
         )
@@ -319,7 +329,7 @@ class Tools:
 
 def _run_of(name: str) -> Any:
     with contextlib.suppress(StepscopeError):
-        return run_at(name)
+        return run_named(name)
     return None
 
 
@@ -343,9 +353,20 @@ def _digest(finding: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value not in ("", [], None)}
 
 
+class _Server(MCPServer):
+    """Refuses arguments that a tool does not have: an answer to another question is worse than none."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *others: Any, **named: Any) -> Any:
+        known = next((tool.input_schema["properties"] for tool in await self.list_tools() if tool.name == name), None)
+        unknown = sorted(set(arguments) - set(known)) if known is not None else []
+        if known is not None and unknown:
+            raise ToolError(f"{name} has no argument {unknown[0][:50]!r}; it has {', '.join(known) or 'none'}")
+        return await super().call_tool(name, arguments, *others, **named)
+
+
 def server_for(access: Access) -> MCPServer:
     """The server with its tools, resources and prompts."""
-    server = MCPServer("stepscope", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
+    server = _Server("stepscope", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING")
     tools = Tools(access)
     reading = (tools.diagnose, tools.findings, tools.explain_rule, tools.lines, tools.whatif, tools.compare,
                tools.predict, tools.query, tools.runs)  # fmt: skip

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
     from stepscope.readers.collective_logs import CollectiveLogs
     from stepscope.report.diagnosis import TraceReport
+    from stepscope.report.document import Document
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
@@ -309,10 +310,26 @@ def _is_answered_as_job(arguments: argparse.Namespace) -> bool:
 
     found = stragglers(log)
     top = arguments.top if arguments.top is not None else _REPORT_ROWS
-    output.write_reports(
+    _write_document(
         arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
     )
     return True
+
+
+def _write_document(
+    arguments: argparse.Namespace, document: Callable[[], Document], *, top: int, json: output.Report
+) -> None:
+    """Write the reports of what is no trace, and print it as the arguments want it."""
+    output.write_reports(arguments, document, top=top, is_printed=not arguments.for_assistant, json=json)
+    if arguments.for_assistant:
+        _print_for_assistant(arguments, document(), top)
+
+
+def _print_for_assistant(arguments: argparse.Namespace, document: Document, top: int) -> None:
+    from stepscope.report.text import text_of
+
+    text = text_of(document, width=_ASSISTANT_WIDTH, top=top)
+    output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
 
 
 def _collective_logs(arguments: argparse.Namespace) -> Logged | None:
@@ -354,7 +371,7 @@ def _write_logged(arguments: argparse.Namespace, logged: Logged) -> None:
     from stepscope.report.desync import desync_document, desync_json
 
     top = arguments.top if arguments.top is not None else _REPORT_ROWS
-    output.write_reports(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
+    _write_document(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
 
 
 def parsed_share(text: str) -> float:
@@ -503,10 +520,8 @@ def _write(
         json=lambda: json_reports(reports, across, unreadable, logged and desync_record(*logged), job),
     )
     if arguments.for_assistant:
-        from stepscope.report.text import text_of
-
-        text = text_of(diagnosis_document(reports, across, unreadable, job=job), width=_ASSISTANT_WIDTH, top=top)
-        output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
+        document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=False)
+        _print_for_assistant(arguments, document, top)
         return
     if "-" not in targets:
         document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=arguments.verbose)

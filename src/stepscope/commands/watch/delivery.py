@@ -75,7 +75,8 @@ def webhook(address: str) -> Send:
     """POST alerts as JSON to an http or https address; three tries of ten seconds. Raises UsageError if it is none."""
     try:
         parts = urlsplit(address)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and address.isprintable()
+        known = known and " " not in address
     except ValueError:
         known = False
     if not known:

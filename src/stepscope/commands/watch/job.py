@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from stepscope.commands.record.attach import agents_of, fetched, in_all, run_of
 from stepscope.commands.shared.options import record_options, user_code_from
+from stepscope.commands.shared.reading import encodable
 from stepscope.errors import AgentError, StepscopeError, UsageError
 
 if TYPE_CHECKING:
@@ -29,6 +30,10 @@ _AGAIN_S: Final = 60.0
 """After a failure the next try comes earlier."""
 _NOTABLY: Final = 1.05
 _FEW: Final = 10
+_MOST_MEMORY: Final = 1 << 60
+_SAVING_S: Final = 600.0
+"""For a process to write its trace."""
+_LONGEST_PROBLEM: Final = 2000
 _TRACE_NAME: Final = re.compile(r"trace-[\w.-]+")
 
 Tell = Callable[[str], None]
@@ -56,7 +61,9 @@ class Count:
         return (self.at_s - other.at_s) / (self.step - other.step)
 
     def largest(self, name: str) -> int | None:
-        return max((each[name] for each in self.memory if isinstance(each.get(name), int)), default=None)
+        """Of what the processes said, as far as it can be true."""
+        known = (each.get(name) for each in self.memory)
+        return max((each for each in known if isinstance(each, int) and 0 <= each < _MOST_MEMORY), default=None)
 
 
 class Watch:
@@ -73,7 +80,7 @@ class Watch:
         from stepscope.compare.watching import RECENT
 
         self.arguments, self.alerts, self.tell = arguments, alerts, tell
-        self.job: str = arguments.name or _job_name(arguments.targets)
+        self.job: str = encodable(arguments.name or _job_name(arguments.targets))
         self.every_s: float = arguments.every
         self.ended = threading.Event()
         self._log = log
@@ -102,7 +109,7 @@ class Watch:
                 raise
             if isinstance(error, AgentError) and self._has_ended():
                 return None
-            problem = str(error) if isinstance(error, StepscopeError) else _bug(error)
+            problem = encodable(str(error)[:_LONGEST_PROBLEM]) if isinstance(error, StepscopeError) else _bug(error)
             found = Watched(job=self.job, unix_s=begun_s, problem=problem, traces=self._traces)
             self._last = None
         self._has_begun = True
@@ -122,7 +129,7 @@ class Watch:
         return min(self.every_s, _AGAIN_S) if self.history and self.history[-1].problem is not None else self.every_s
 
     def _recorded(self, begun_s: float) -> Watched:
-        from stepscope.record.agent.client import start_together
+        from stepscope.record.agent.client import cancel_all, start_together
         from stepscope.record.agent.protocol import CaptureOrder
         from stepscope.record.watch_log import Watched
 
@@ -132,7 +139,11 @@ class Watch:
             steps=self.arguments.steps, timeout_s=self.arguments.timeout, options=record_options(self.arguments)
         )
         started = start_together(clients, order)
-        ended = in_all(started, lambda client, state: client.wait(state.id, float("inf")))
+        longest_s = (self.arguments.steps + 1) * self.arguments.timeout + _SAVING_S
+        ended = in_all(started, lambda client, state: client.wait(state.id, longest_s))
+        if late := [client.name for client, state in ended if not state.ended]:
+            cancel_all(started)
+            raise AgentError(f"{', '.join(late)}: the recording has not ended within {longest_s:.0f} s")
         problems = [f"{client.name}: {state.problem}" for client, state in ended if state.problem]
         done = [(client, state) for client, state in ended if state.files]
         if not done:

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Protocol, TypeVar
+from typing import Annotated, Any, BinaryIO, Final, Protocol, TypeVar
 from urllib.parse import quote
 
 import msgspec
 
 from stepscope.errors import AgentError
-from stepscope.files import whole_file
+from stepscope.files import converted, whole_file
 from stepscope.record.agent.protocol import DONE, ENDED, MAX_WAIT_S, TOO_LATE, VERSION, WAITING, CaptureOrder, Reply
 
 _MAX_ANSWER_BYTES: Final = 16 * 2**20
@@ -32,6 +32,8 @@ _SAMPLE_S: Final = 0.25
 _MARGIN_S: Final = 0.25
 _PATIENT_SAMPLE_S: Final = 10.0
 _FIRST_PAUSE_S: Final = 0.02
+_MOST_COUNTED: Final = 2**53
+_Count = Annotated[int, msgspec.Meta(ge=-1, lt=_MOST_COUNTED)]
 
 Started = list[tuple["AgentClient", "CaptureState"]]
 Item = TypeVar("Item")
@@ -68,8 +70,8 @@ class CaptureState(msgspec.Struct, frozen=True):
 
     id: str
     state: str
-    first_step: int | None
-    steps: int | None
+    first_step: _Count | None
+    steps: _Count | None
     problem: str | None
     files: tuple[tuple[str, int], ...]
     in_run: str | None
@@ -84,7 +86,7 @@ class CaptureState(msgspec.Struct, frozen=True):
         values: dict[str, Any] = {
             name: body.get(name) for name in ("id", "state", "first_step", "steps", "problem", "in_run")
         }
-        return cls(**values, files=files)
+        return converted({**values, "files": files}, cls)
 
 
 class AgentClient:
@@ -111,9 +113,10 @@ class AgentClient:
         Raises AgentError if nobody answers, or something other than this agent does.
         """
         status = self._ask("GET", "/status")
-        if status.get("agent") != VERSION or not isinstance(status.get("step"), int):
+        rank = status.get("rank", self.rank)
+        if status.get("agent") != VERSION or not all(_is_count(each) for each in (status.get("step"), rank)):
             raise AgentError(f"{self.name} is not an agent of this version of stepscope")
-        self.rank = int(status.get("rank", self.rank))
+        self.rank = rank
         return status
 
     def captures(self) -> list[CaptureState]:
@@ -283,10 +286,14 @@ def _connection(address: str, timeout_s: float) -> http.client.HTTPConnection:
     return http.client.HTTPConnection(host.strip("[]"), int(port), timeout=timeout_s)
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and -1 <= value < _MOST_COUNTED
+
+
 def _state(name: str, body: dict[str, Any]) -> CaptureState:
     try:
         return CaptureState.of(body)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
         raise AgentError(f"{name} is not an agent of this version of stepscope") from error
 
 
