@@ -39,14 +39,19 @@ def log_diagnosis(tracker: Any, trace: str | os.PathLike[str] = "latest") -> boo
         Whether it was logged.
 
     Raises:
-        UsageError: the tracker is none of these.
+        UsageError: the tracker is another object than these, or the trace's name is none.
     """
+    if tracker is None:  # as wandb.run is on all but one rank
+        print("stepscope: nothing is logged: there is no run of a tracker here", file=sys.stderr)
+        return False
     kind = tracker.__name__ if isinstance(tracker, type(sys)) else type(tracker).__module__.partition(".")[0]
     log = _TRACKERS.get(kind)
     if log is None:
         raise UsageError(
             f"log_diagnosis takes wandb.run, the module mlflow or an aim.Run, not {type(tracker).__name__}"
         )
+    if os.fspath(trace)[:1] in ("", "-"):
+        raise UsageError(f"{os.fspath(trace)!r} names no trace")
     try:
         with tempfile.TemporaryDirectory(prefix="stepscope-") as folder:
             report = _diagnosed(os.fspath(trace), Path(folder))

@@ -56,8 +56,10 @@ def test_what_fails_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 
     assert not log_diagnosis(mlflow, tmp_path / "none.json")  # nothing to diagnose
     assert not log_diagnosis(mlflow, EXAMPLE)  # a module that cannot log
-    nothing, refused = capsys.readouterr().err.splitlines()
+    assert not log_diagnosis(None)  # such as wandb.run where no run was begun
+    nothing, refused, no_run = capsys.readouterr().err.splitlines()
     assert nothing.startswith("stepscope: nothing is logged: ")
+    assert no_run == "stepscope: nothing is logged: there is no run of a tracker here"
     assert refused.startswith("stepscope: the diagnosis was not logged to mlflow: ")
 
 
