@@ -49,6 +49,8 @@ _KEYS: Final = ("step", "kind", "group", "members", "source", "target")
 _EVERY_GROUP: Final = ("{", "[")
 """XLA's names of groups begin so: they list the devices of all groups, which several are of one rank."""
 
+_OF_ALL: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""Collectives that end on no rank before all ranks have begun, as each needs something of every other."""
 _PIECE_ROWS: Final = 400_000
 _FEWEST_FOR_DRIFT: Final = 20
 _LONG_ENOUGH_NS: Final = 1_000_000_000
@@ -83,7 +85,8 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
 
     Ranks' clocks differ; an exchange ends on all its ranks at nearly the same time, so each rank's clock is shifted by
     the median difference of its ends from the first rank's, or along a line where the differences grow. Ranks that
-    share no exchange with the first one are aligned by way of others. See `clocks`.
+    share no exchange with the first one are aligned by way of others. See `clocks`. A collective in which every rank
+    needs something of every other is left out if, beyond the clocks' error, it ended on one before it began on another.
 
     Returns:
         Columns as in MATCHED_SCHEMA, in order of time; see `participants` for a row each rank.
@@ -118,7 +121,12 @@ def matched_collectives(ranks: Sequence[RankCollectives]) -> pl.DataFrame:
         "begin": first,
     }
     columns = [*lists.drop("exchange"), *(pl.Series(name, values) for name, values in figures.items())]
-    whole = found.with_columns(columns).sort("begin", maintain_order=True)
+    error = pl.DataFrame({"rank": rank, "apart": np.abs(flat["apart_ns"].to_numpy())})
+    error_ns = error.select(pl.col("apart").median().over("rank")).to_series().to_numpy()
+    gap = last - np.minimum.reduceat(ends, begin)
+    is_apart = gap > np.maximum(2 * np.maximum.reduceat(error_ns, begin), 0)
+    together = ~(is_apart & found["kind"].is_in(_OF_ALL).to_numpy())
+    whole = found.with_columns(columns).filter(together).sort("begin", maintain_order=True)
     return whole.select(pl.col(name).cast(kind) for name, kind in MATCHED_SCHEMA.items())
 
 

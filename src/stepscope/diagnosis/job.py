@@ -242,7 +242,7 @@ def _promise(finding: Finding, saving_ns: float, alike: int, steps: JobSteps, *,
     share = saving / max(steps.step_ns, 1)
     on = "on this rank" if alike == 1 else f"on the {alike:,} ranks that have it"
     basis = (
-        f"what the last of {steps.ranks:,} ranks saves, by a replay of all with this gone {on}; this rank's trace "
+        f"what the slowest of {steps.ranks:,} ranks saves when all are replayed without it {on}; this rank's trace "
         f"alone promises {finding.saving_ns_per_step / 1e6:,.1f} ms"
     )
     if not is_replayed:

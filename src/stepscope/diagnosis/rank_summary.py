@@ -15,7 +15,7 @@ import io
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -28,7 +28,7 @@ from stepscope.analysis.communication import exposed_intervals_on_host, exposed_
 from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
-from stepscope.diagnosis.finding import Location
+from stepscope.diagnosis.finding import Location, Remedy
 from stepscope.diagnosis.view import View
 from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
@@ -83,6 +83,7 @@ class RankRecord:
         kernels: its device's longest kernels: columns name, grid, count and ns, of all steps; None without a device.
         link_gb_per_s: peak of the device's links to others of its machine together, in one direction; None where
             unknown.
+        remedies: by cause, what the rank's own finding about it tells to do, and where; not kept.
     """
 
     name: str
@@ -99,6 +100,7 @@ class RankRecord:
     devices: int = 0
     kernels: pl.DataFrame | None = None
     link_gb_per_s: float | None = None
+    remedies: dict[str, tuple[Remedy, tuple[Location, ...]]] = field(default_factory=dict)
 
     @property
     def without_collectives(self) -> RankRecord:

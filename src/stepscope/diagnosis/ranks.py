@@ -166,6 +166,35 @@ def _some_missing(records: Sequence[RankRecord]) -> bool:
     return missing_ranks(records) > 0
 
 
+_ABOUT: Final = {
+    "input-bound": "input",
+    "slow-input-function": "input",
+    "loader-contention": "input",
+    "host-synchronisation": "synchronisation",
+    "recompilation": "compilation",
+    "exposed-copy": "host_to_device_copy",
+    "allocator-retries": "allocation",
+    "garbage-collection": "garbage_collection",
+    "checkpoint-in-step": "checkpoint",
+    "frequent-logging": "logging",
+    "python-in-step": "python",
+    "launch-bound": "dispatch",
+}
+"""Which cause of idle or host time a rule is about."""
+
+
+def with_remedies(record: RankRecord, findings: Sequence[Finding]) -> RankRecord:
+    """The record with what the rank's own findings tell to do about each cause, the first of several."""
+    own = {_ABOUT[each.rule]: (each.remedy, each.where) for each in reversed(findings) if each.rule in _ABOUT}
+    return replace(record, remedies=own)
+
+
+def without_alone(diagnosis: Diagnosis) -> Diagnosis:
+    """Drop what a rank's trace alone tells about late ranks, if all ranks have been compared."""
+    kept = tuple(each for each in diagnosis.findings if each.rule != late_rank.RULE.id)
+    return replace(diagnosis, findings=kept)
+
+
 def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Drop the question that a single rank's trace cannot answer if the traces of all ranks are present."""
     ranks = {diagnosis.metadata.rank for diagnosis in diagnoses} - {None}
@@ -269,7 +298,7 @@ def _late(waits: _Waits) -> Finding | None:
         saved,
         share,
         "how much later it reaches each collective than the rank before it, and holds up those that it exchanges with, "
-        "as far as the others only communicate",
+        "while the others do nothing but communicate",
         "low",
         Evidence(
             (
@@ -306,8 +335,8 @@ def _shared(waits: _Waits) -> Finding | None:
         severity(share),
         saved,
         share,
-        "what ranks wait in collectives for these ranks, and for those that these hold up, as far as they only "
-        "communicate",
+        "what ranks wait in collectives for these ranks, and for those that these hold up, while they do nothing "
+        "but communicate",
         "low",
         Evidence(
             (
@@ -343,14 +372,14 @@ def _apart(waits: _Waits) -> Finding | None:
     told = _told(records, waits.why(waits.tells, waits.slow[: len(waits.slow) * is_slow]), steps, saved)
     return Finding(
         late_rank.RULE.id,
-        f"ranks wait {saved / 1e6:,.1f} ms a step for later ones in the mean, {of_kind:.0%} of it in {kind}: "
+        f"on average ranks wait {saved / 1e6:,.1f} ms a step for later ranks, {of_kind:.0%} of it in {kind}: "
         f"{records[last].name} comes last, and {records[first].name} waits {of_rank[first] / 1e6:,.1f} ms"
         f"{told.after_all}",
         severity(share),
         saved,
         share,
-        "mean wait of the ranks for the last one in each collective, as far as they only communicate: what a step "
-        "would save if the same work were spread evenly",
+        "mean wait of the ranks for the last one in each collective, while they do nothing but communicate: what a "
+        "step would save if the same work were spread evenly",
         "low",
         Evidence(
             (
@@ -514,7 +543,7 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")
         text = f"{words} {longer} later than the others"
         return _Told(
-            f", which {text}", f"; {name} {text}", (figure,), Remedy(f"{remedy} {name} up.", _diagnose(record))
+            f", which {text}", f"; {name} {text}", (figure,), Remedy(remedy.format(name=name), _diagnose(record))
         )
     if reason.cause == BUSY:
         much, more, remedy = _of_device(records, reason, ns, name)
@@ -523,8 +552,8 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         return _Told(f", whose {text}", f"; {name}'s {text}", figures, Remedy(remedy, _diagnose(record)))
     figure = Figure(f"how much longer {name} took for this, per step", ns, "ns")
     text = f"{CAUSES.get(reason.cause, 'the host computed')} {longer} longer"
-    where = record.places.get(reason.cause, ())
-    return _Told(f", where {text}", f"; on {name} {text}", (figure,), None, where)
+    remedy_of_rank, where = record.remedies.get(reason.cause, (None, record.places.get(reason.cause, ())))
+    return _Told(f", where {text}", f"; on {name} {text}", (figure,), remedy_of_rank, where)
 
 
 def _of_device(
@@ -558,14 +587,15 @@ def _of_device(
 _LATER: Final = {
     "begin": (
         "began the recorded steps",
-        "These waits came into the recording with the ranks. Record several steps, so that the traces show what holds",
+        "The profiler started later on {name}, and these waits may come from that alone. Record several steps: waits "
+        "that stay are the job's.",
     ),
     "before": (
         "left the exchange before",
-        "Look into the exchanges that only some of the ranks take part in, which hold",
+        "Look into the exchanges that only some of the ranks take part in, which hold {name} up.",
     ),
 }
-"""What a rank did later than the others, and what to do about it, which goes on with the rank's name."""
+"""What a rank did later than the others, and what to do about it."""
 
 
 def _slow(records: Sequence[RankRecord], matched: pl.DataFrame, steps: int) -> Finding | None:

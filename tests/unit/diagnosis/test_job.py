@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.job import JobSteps, job_of, job_steps, promised
 from stepscope.diagnosis.rank_summary import cut_places
-from stepscope.diagnosis.ranks import across_ranks, exchanges
+from stepscope.diagnosis.ranks import _ABOUT, across_ranks, exchanges, with_remedies
+from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
 from stepscope.report.diagnosis import TraceReport, job_sentences, trace_report
@@ -172,3 +174,16 @@ def test_a_rank_that_ends_early_is_nobody_in_the_others_exchanges(reports: list[
     assert cut_places(cut) == {LATE}
     assert not across_ranks(cut)
     assert exchanges(cut).table["last"].to_list() == [f"rank {SECOND}"]
+
+
+def test_the_late_ranks_own_finding_tells_what_to_do(reports: list[TraceReport]) -> None:
+    records = [
+        with_remedies(report.rank.record, report.diagnosis.findings) for report in reports if report.rank is not None
+    ]
+    [own] = reports[LATE].diagnosis.findings
+
+    late = across_ranks(records)[0]
+
+    assert (late.rule, late.remedy, late.where) == ("late-rank", own.remedy, own.where)
+    assert set(_ABOUT) <= {rule.id for rule in RULES}
+    assert set(_ABOUT.values()) <= set(CAUSES)

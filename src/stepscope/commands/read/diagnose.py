@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.job import JobSteps
-    from stepscope.diagnosis.rank_summary import RankRecord
     from stepscope.diagnosis.rule import Rule
     from stepscope.diagnosis.view import View
     from stepscope.readers.collective_logs import CollectiveLogs
@@ -192,7 +191,7 @@ def run(arguments: argparse.Namespace) -> int:
         traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
         found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
-    across = _across(arguments, [report.rank.record for report in reports if report.rank is not None])
+    across = _across(arguments, reports)
     reports, job = _as_job(arguments, reports)
     _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
@@ -458,10 +457,12 @@ def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -
     return [redactor.redact(each) for each in unreadable]
 
 
-def _across(arguments: argparse.Namespace, records: Sequence[RankRecord]) -> tuple[Finding, ...]:
-    from stepscope.diagnosis.ranks import across_ranks
+def _across(arguments: argparse.Namespace, reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
+    from stepscope.diagnosis.ranks import across_ranks, with_remedies
 
-    found = across_ranks(records)
+    found = across_ranks(
+        [with_remedies(report.rank.record, report.diagnosis.findings) for report in reports if report.rank is not None]
+    )
     return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
@@ -470,7 +471,7 @@ def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[
     if len(reports) < 2:
         return reports, None
     from stepscope.diagnosis.job import job_of, job_steps, promised
-    from stepscope.diagnosis.ranks import without_answered
+    from stepscope.diagnosis.ranks import without_alone, without_answered
 
     diagnoses = without_answered([report.diagnosis for report in reports])
     reports = [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
@@ -481,6 +482,8 @@ def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[
     steps = job_steps(job, summaries)
     saved, least = [report.saved for report in reports], _minimum_share(arguments)
     diagnoses = promised(diagnoses, saved, job, steps, minimum_share=least)
+    if not steps.missing:
+        diagnoses = [without_alone(diagnosis) for diagnosis in diagnoses]
     return [replace(report, diagnosis=each) for report, each in zip(reports, diagnoses, strict=True)], steps
 
 
