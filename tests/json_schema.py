@@ -373,8 +373,10 @@ class WatchAlert(Document):
     alert: str
     state: Literal["firing", "recovered"]
     value: float
-    limit: float
+    limit: float | None
     sentence: str
+    before: float | None
+    growth: str | None
 
 
 class ReplayedSteps(TypedDict):
