@@ -6,7 +6,7 @@ import { useDocument } from "../document";
 import type { Ranks as Document } from "../documents";
 import type { Session } from "../schema";
 import { causeOf } from "../parts/causes";
-import { Empty, Shown } from "../parts/controls";
+import { Code, Empty, Shown } from "../parts/controls";
 import { Hover, type Spot } from "../parts/hover";
 import { useWidth } from "../parts/size";
 import { Table, type Column } from "../parts/table";
@@ -63,6 +63,7 @@ export function JobFindings({ document: { findings, ranks } }: { document: Docum
             )}
           </header>
           <p>{finding.remedy.text}</p>
+          {finding.remedy.code && <Code text={finding.remedy.code} />}
           <p class="muted small">
             Confidence {finding.confidence}; {finding.saving_basis}.
           </p>

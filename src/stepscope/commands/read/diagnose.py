@@ -191,13 +191,13 @@ def run(arguments: argparse.Namespace) -> int:
         traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
         found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
-    across = _across(arguments, reports)
+    shared = tuple(each for each in across(reports) if arguments.rule is None or each.rule in arguments.rule)
     reports, job = as_job(reports, _minimum_share(arguments))
-    _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
+    _write(arguments, reports, shared, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
-    return _judged(arguments.fail_on, [*across, *findings])
+    return _judged(arguments.fail_on, [*shared, *findings])
 
 
 def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
@@ -457,13 +457,13 @@ def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -
     return [redactor.redact(each) for each in unreadable]
 
 
-def _across(arguments: argparse.Namespace, reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
+def across(reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
+    """The findings about the ranks together, with the remedies that the ranks' own findings have."""
     from stepscope.diagnosis.ranks import across_ranks, with_remedies
 
-    found = across_ranks(
+    return across_ranks(
         [with_remedies(report.rank.record, report.diagnosis.findings) for report in reports if report.rank is not None]
     )
-    return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
 def as_job(reports: list[TraceReport], minimum_share: float) -> tuple[list[TraceReport], JobSteps | None]:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from stepscope.commands.read.diagnose import MOST_ROWS, as_job
+from stepscope.commands.read.diagnose import MOST_ROWS, across, as_job
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
@@ -235,6 +235,7 @@ class Ranks:
         self._missing: list[Path] | None = None
         self._compared: tuple[int, _Together] | None = None
         self._reports: dict[str, TraceReport] = {}
+        self._across: tuple[Finding, ...] | None = None
         self._is_done = False
 
     def document(self, options: Options) -> dict[str, Any]:
@@ -256,7 +257,7 @@ class Ranks:
         shown = ranks_json(steps, cause, together.late, together.sentences, unreadable, of, together.exchanges, step)
         return {
             **shown,
-            "findings": [finding_json(finding) for finding in together.findings],
+            "findings": [finding_json(each) for each in (together.findings if self._across is None else self._across)],
             "saves_ns": self._saves([each.path for each in steps]),
             "diagnosing": self._is_diagnosed_too and not self._is_done,
         }
@@ -341,6 +342,7 @@ class Ranks:
         found = [report for _, report in of_ranks(self._job, list(self._known), Job.report, _report_in_process)]
         reports = sorted((report for report in found if not isinstance(report, str)), key=lambda each: each.order)
         if len(reports) == len(found):
+            self._across = across(reports)
             reports, _ = as_job(reports, 0.0)
             self._reports = {report.diagnosis.metadata.path: report for report in reports}
 
