@@ -109,7 +109,7 @@ _SAID: Final = {
     "memory_gib_per_hour": "memory grows by {} an hour",
     "device_memory_gib_per_hour": "device memory grows by {} an hour",
     "cost_percent": "watching costs {} of the time",
-    "failures": "{} in a row failed",
+    "failures": "{} failed",
 }
 
 
@@ -129,7 +129,7 @@ def _amount(metric: str, value: float) -> str:
         return share(value / 100)
     if "_gib" in name:
         return size(value * 2**30) if value >= 0 else f"-{size(-value * 2**30)}"
-    return f"{value:g} recording{'s' * (value != 1)}"
+    return "1 recording" if value == 1 else f"{value:g} recordings in a row"
 
 
 def alert_sentence(alert: Alert, event: AlertEvent, history: History) -> str:
@@ -139,6 +139,8 @@ def alert_sentence(alert: Alert, event: AlertEvent, history: History) -> str:
     if isinstance(alert, ThresholdAlert):
         if event.state == "firing" and alert.metric == "failures":
             return f"{said}: {history[-1].problem}"
+        if alert.metric == "failures" and not event.value:
+            return f"{history[-1].job}: it can be recorded again"
         level = f"{_SIDES[alert.compare]} {_amount(alert.metric, alert.limit)}"
         if event.state == "recovered":
             return f"{said}, no longer {level}"
