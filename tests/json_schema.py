@@ -373,8 +373,10 @@ class WatchAlert(Document):
     alert: str
     state: Literal["firing", "recovered"]
     value: float
-    limit: float
+    limit: float | None
     sentence: str
+    before: float | None
+    growth: str | None
 
 
 class ReplayedSteps(TypedDict):
@@ -756,6 +758,8 @@ class SlowWorkers(
     usual_ns: int
     not_logged_ns: int
     causes: list[str]
+    saved_ns: dict[str, int]
+    gpus_of_worker: int | None
     slowest: list[tuple[int, int]]
     last_stage_ratio: float
 

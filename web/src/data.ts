@@ -13,10 +13,14 @@ export const isFile = embedded !== null;
 /** Whether a trace was written again since the server read it. */
 export const isChanged = state(false);
 
+/** Whether the server has diagnosed all ranks, so that findings promise what the job saves. */
+export const isPromised = state(false);
+
 /** The run, how many traces it had, and the rank that the address chooses; "runs", "watch" and "ranks" are about all of them. */
 export function scope(name: string): Parameters {
   const chosen = name === "runs" || name === "watch" ? [] : name === "ranks" ? ["run", "traces"] : ["run", "traces", "rank"];
-  return Object.fromEntries(chosen.flatMap((each) => (parameter(each) === null ? [] : [[each, parameter(each)!]])));
+  const found = Object.fromEntries(chosen.flatMap((each) => (parameter(each) === null ? [] : [[each, parameter(each)!]])));
+  return name === "diagnosis" && isPromised.value ? { ...found, job: "yes" } : found;
 }
 
 /** A document by its name; the server and the report file answer with the same schema. */

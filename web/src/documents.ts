@@ -1,5 +1,7 @@
 /** Documents of the further views. Those of a command are what `stepscope COMMAND --json` (or `--format json`) writes. */
 
+import type { Finding } from "./schema";
+
 export interface FurtherDocuments {
   modules: Modules;
   flame: Flame;
@@ -414,7 +416,10 @@ export interface Ranks {
   cause: string;
   ns: (number | null)[][]; // by rank, then by step
   slowest: (number | null)[]; // by step, the place of the rank in `ranks` that the others wait for
-  sentences: string[]; // findings across ranks
+  findings: Finding[]; // about the ranks together, once all are read
+  sentences: string[]; // what a step of the job waits for
+  saves_ns: number[] | null; // by rank, what the job saves by its best finding; null until the ranks are diagnosed
+  diagnosing?: boolean; // and that is still to come
   unreadable: string[]; // why traces are not among them
   read: number; // of all traces, those that were read by now
   of: number;

@@ -10,7 +10,7 @@ describe("numbers are those of the terminal", () => {
   it.each([[0.472, "47.2 %"], [0.0001, "<0.1 %"], [-0.0001, ">-0.1 %"], [0, "0.0 %"], [12.5, "1,250.0 %"]])("share %d", (x, text) =>
     expect(share(x)).toBe(text),
   );
-  it.each([[1_234_567, "1,234,567"], [53, "53"], [2.3456, "2.35"], [1234.5, "1,235"]])("count %d", (n, text) => expect(count(n)).toBe(text));
+  it.each([[1_234_567, "1,234,567"], [53, "53"], [2.3456, "2.35"], [1234.5, "1,234"]])("count %d", (n, text) => expect(count(n)).toBe(text));
   it("moment keeps microseconds", () => expect(moment(1_234_567_890)).toBe("1,234.568 ms"));
   it("cells have the unit of their column", () => {
     expect(cell("total_ns", 1_000)).toBe("1.0 us");

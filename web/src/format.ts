@@ -91,14 +91,22 @@ function scaled(value: number, units: Units): string {
   for (const [place, [unit, word, digits]] of units.entries()) {
     // The larger unit where the smaller one would round up to it: 999.96 ms is "1.00 s".
     const [smaller, , precision] = units[Math.min(place + 1, units.length - 1)]!;
-    const rounded = Number((Math.abs(value) / smaller).toFixed(precision)) * smaller;
+    const rounded = Number(fixed(Math.abs(value) / smaller, precision)) * smaller;
     if (rounded >= unit || place === units.length - 1) return `${grouped(value / unit, digits)} ${word}`;
   }
   return UNKNOWN;
 }
 
+/** As `toFixed`, but a value exactly between two goes to the even one, as in Python. */
+function fixed(value: number, digits: number): string {
+  const text = value.toFixed(digits);
+  const isTie = (value * 2 * 10 ** digits) % 2 === 1 || (value * 2 * 10 ** digits) % 2 === -1;
+  if (!isTie || !/[13579]$/.test(text) || !/^50*$/.test(value.toFixed(digits + 30).slice(digits ? text.length : text.length + 1))) return text;
+  return (value - Math.sign(value) * 10 ** -digits * 0.6).toFixed(digits);
+}
+
 function grouped(value: number, digits: number): string {
-  const [whole = "", fraction] = value.toFixed(digits).split(".");
+  const [whole = "", fraction] = fixed(value, digits).split(".");
   const text = whole.replace(/\B(?=(\d{3})+$)/g, ",") + (fraction ? `.${fraction}` : "");
   return /^-[0.]+$/.test(text) ? text.slice(1) : text;
 }

@@ -1,7 +1,8 @@
 import { render } from "preact";
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { isChanged } from "./data";
+import { isChanged, isFile, isPromised } from "./data";
 import { useDocument } from "./document";
+import { isToCome, usePolled } from "./polled";
 import { Failed, Loading } from "./parts/controls";
 import { Navigation, Shortcuts, Top, useKeys } from "./parts/shell";
 import { startTooltip } from "./parts/tooltip";
@@ -25,6 +26,16 @@ function Page() {
 /** The view that a session begins with: of several ranks, that of all. */
 const first = (session: Session) => (session.kind === "ranks" && parameter("rank") === null ? "ranks" : "overview");
 
+/** Of ranks: findings promise what the job saves as soon as the server has diagnosed all of them. */
+function Promises() {
+  const ranks = usePolled("ranks", {}, isToCome).value;
+  const isKnown = (ranks?.saves_ns ?? null) !== null;
+  useEffect(() => {
+    isPromised.value = isKnown;
+  }, [isKnown]);
+  return null;
+}
+
 function Views({ session }: { session: Session }) {
   const [isHelping, help] = useState(false);
   const views = useMemo(() => VIEWS.filter((each) => each.needs.every((name) => session.documents.includes(name))), [session]);
@@ -45,6 +56,7 @@ function Views({ session }: { session: Session }) {
             <button type="button" onClick={() => location.reload()}>Reload</button>
           </p>
         )}
+        {!isFile && session.documents.includes("ranks") && <Promises />}
         {shown && <shown.Component key={shown.name} />}
         {session.left_out.map((sentence) => (
           <p class="muted small">{sentence}</p>

@@ -7,6 +7,9 @@ import type { Documents } from "./schema";
 
 const EVERY_MS = 1500;
 
+/** Whether more of the ranks is still to come. */
+export const isToCome = ({ read, of, diagnosing }: Documents["ranks"]) => read < of || diagnosing === true;
+
 /** The last answer stays until the next one is there; `isOld` until the first for these parameters is. */
 export function usePolled<Name extends string & keyof Documents>(
   name: Name,

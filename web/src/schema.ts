@@ -11,6 +11,7 @@ export interface Cause {
 
 export interface Session {
   title: string; // name of the trace, run or folder
+  path?: string; // of the folder of ranks, to name it in a command
   kind: "trace" | "run" | "ranks" | "runs";
   version: string;
   documents: string[]; // names of the documents that can be had

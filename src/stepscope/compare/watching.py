@@ -7,14 +7,15 @@
 
 An alert fires once, and recovers once as many recordings in a row are back on the other side by a twentieth of the
 threshold. A change is a place that optimal partitioning proposes (`stepscope.compare.history`) and that the recordings
-on its two sides confirm; it recovers with a change back. What came before it no longer counts.
+on its two sides confirm; it recovers with a change back. What came before it no longer counts, nor do recordings of
+a process's first hundred steps.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,6 +34,12 @@ DEFAULT_FOR: Final = 2
 _BAND: Final = 0.05
 _LEAST_CHANGE: Final = 0.05
 _RESAMPLES: Final = 999
+_LOOKED_BACK: Final = 10
+"""Recordings before a threshold was passed to which those past it are compared."""
+_WARM_UP_STEPS: Final = 100
+"""Changes are not judged by recordings that begin in these first steps of a process."""
+_FEWEST_BEFORE: Final = 5
+"""Recordings that make a level."""
 _MS: Final = 1e6
 _GIB: Final = 2**30
 _HOUR_S: Final = 3600.0
@@ -143,10 +150,6 @@ _THRESHOLD: Final = re.compile(rf"([a-z_.]+)\s*(>=|<=|>|<)\s*{_NUMBER}(?:\s+for\
 _CHANGES: Final = re.compile(r"([a-z_.]+)\s+changes(?:\s+(\d{1,3}(?:\.\d{1,3})?)\s*%)?", re.ASCII)
 
 
-Turn = tuple[bool, float, str]
-"""That an alert fires or no longer does, its limit, and the sentence about it."""
-
-
 @dataclass
 class Alert:
     """One alert and its state.
@@ -161,15 +164,14 @@ class Alert:
     is_firing: bool = field(default=False, init=False)
 
     def seen(self, history: History) -> AlertEvent | None:
-        """Take note of the latest recording; return the event if the alert began or ended with it."""
+        """Take note of the latest recording; return the event, without its sentence, if the alert began or ended."""
         value = self.value(history)
-        turn = None if value is None else self._turn(value)
-        if value is None or turn is None:
-            return None
-        self.is_firing, limit, sentence = turn
-        return AlertEvent(self.text, "firing" if self.is_firing else "recovered", value, limit, sentence)
+        event = None if value is None else self._event(value, history)
+        if event is not None:
+            self.is_firing = event.state == "firing"
+        return event
 
-    def _turn(self, value: float) -> Turn | None:
+    def _event(self, value: float, history: History) -> AlertEvent | None:
         raise NotImplementedError
 
 
@@ -180,7 +182,7 @@ class ThresholdAlert(Alert):
     times: int
     _streak: int = field(default=0, init=False)
 
-    def _turn(self, value: float) -> Turn | None:
+    def _event(self, value: float, history: History) -> AlertEvent | None:
         is_past = _COMPARE[self.compare]
         if self.is_firing:
             band = _BAND * abs(self.limit) * (-1 if self.compare[0] == ">" else 1)
@@ -190,38 +192,62 @@ class ThresholdAlert(Alert):
         self._streak = self._streak + 1 if is_other else 0
         if self._streak < self.times:
             return None
-        self._streak = 0
-        now = f"{self.metric} is {value:,.4g}"
+        self._streak, growth = 0, None
         if self.is_firing:
-            return False, self.limit, f"{now} again: no longer {self.text}"
-        return True, self.limit, f"{now}: {self.text}"
+            return AlertEvent(self.text, "recovered", value, self.limit)
+        if self.metric in _LONGER and self.compare[0] == ">":
+            whole = [each for each in history if each.problem is None]
+            growth = largest_growth(whole[-_LOOKED_BACK - self.times : -self.times], whole[-self.times :])
+        return AlertEvent(self.text, "firing", value, self.limit, growth=growth)
 
 
 @dataclass
 class ChangeAlert(Alert):
     least: float
-    _values: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
+    _seen: deque[tuple[float, Watched]] = field(default_factory=lambda: deque(maxlen=RECENT), init=False)
     _before: float | None = field(default=None, init=False)  # the level before the change that fires
 
-    def _turn(self, value: float) -> Turn | None:
-        self._values.append(value)
-        values = list(self._values)
+    def _event(self, value: float, history: History) -> AlertEvent | None:
+        latest = history[-1]
+        if (latest.first_step or 0) < _WARM_UP_STEPS or (self.metric == "step_ms" and latest.step_ns is None):
+            return None  # as the job warms up, or while it is recorded, its steps take longer
+        self._seen.append((value, latest))
+        values = [value for value, _ in self._seen]
         *earlier, place = [0, *(proposed_places(values) if min(values) > 0 else [])]
-        if not earlier:
+        if not earlier or place - earlier[-1] < _FEWEST_BEFORE:
             return None
         sides = values[earlier[-1] : place], values[place:]
         found = compare_samples([sides[0]], [sides[1]], confidence=CONFIDENCE, resamples=_RESAMPLES)
         if not found.is_shown or found.change is None or abs(found.change) < self.least:
             return None
-        self._values = deque(sides[1], maxlen=RECENT)
+        recordings = [each for _, each in self._seen]
+        growth = None
+        if found.change > 0 and self.metric in _LONGER:
+            growth = largest_growth(recordings[earlier[-1] : place], recordings[place:])
+        self._seen = deque(list(self._seen)[place:], maxlen=RECENT)
         before, after = (float(np.mean(side)) for side in sides)
-        more = "more" if found.change > 0 else "less"
-        words = f"{self.metric} is {after:,.4g} instead of {before:,.4g}, {abs(found.change):.1%} {more}"
-        if self._before is not None and abs(after / self._before - 1) < self.least:
-            limit, self._before = self._before, None
-            return False, limit, f"{words}, as before: no longer {self.text}"
-        self._before = before
-        return True, before, f"{words}: {self.text}"
+        is_back = self._before is not None and abs(after / self._before - 1) < self.least
+        self._before = None if is_back else before
+        return AlertEvent(self.text, "recovered" if is_back else "firing", after, before=before, growth=growth)
+
+
+def largest_growth(before: History, after: History) -> str | None:
+    """The cause that most of the growth of the recorded step is; None where none is."""
+    was, now = ([each for each in side if each.causes and each.recorded_step_ns] for side in (before, after))
+    if not was or not now:
+        return None
+    growth: defaultdict[str, float] = defaultdict(float)
+    whole = 0.0
+    for side, weight in ((now, 1 / len(now)), (was, -1 / len(was))):
+        for each in side:
+            whole += weight * (each.recorded_step_ns or 0.0)
+            for cause, ns in each.causes.items():
+                growth[cause] += weight * ns
+    most = max(growth, key=lambda cause: growth[cause])
+    return most if whole > 0 and growth[most] > whole / 2 else None
+
+
+_LONGER: Final = frozenset({"step_ms", "recorded_step_ms"})
 
 
 def parsed_alert(text: str) -> Alert:

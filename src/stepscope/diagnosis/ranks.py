@@ -200,11 +200,13 @@ def without_answered(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
     ranks = {diagnosis.metadata.rank for diagnosis in diagnoses} - {None}
     if len(ranks) < max((diagnosis.metadata.world_size or 2 for diagnosis in diagnoses), default=2):
         return list(diagnoses)
+    return [without_asked_of_all(diagnosis) for diagnosis in diagnoses]
+
+
+def without_asked_of_all(diagnosis: Diagnosis) -> Diagnosis:
+    """Drop the question that the traces of all ranks answer."""
     asks = exposed_communication.RULE.id
-    return [
-        replace(diagnosis, not_answered=tuple(each for each in diagnosis.not_answered if each.rule != asks))
-        for diagnosis in diagnoses
-    ]
+    return replace(diagnosis, not_answered=tuple(each for each in diagnosis.not_answered if each.rule != asks))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,15 +36,19 @@ class AlertEvent(msgspec.Struct, frozen=True):
 
     Attributes:
         alert: as the user wrote it.
-        value: of the alert's metric, in the metric's unit.
-        limit: the threshold that was passed, or the level before a change.
+        value: of the alert's metric, in the metric's unit; of a change, the level since.
+        limit: the threshold that was passed; None for a change.
+        before: the level before a change; None for a threshold.
+        growth: the cause that most of a step's growth is, where one is.
     """
 
     alert: str
     state: Literal["firing", "recovered"]
     value: float
-    limit: float
-    sentence: str
+    limit: float | None = None
+    sentence: str = ""
+    before: float | None = None
+    growth: str | None = None
 
 
 class Watched(msgspec.Struct, frozen=True, kw_only=True):

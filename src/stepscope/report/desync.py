@@ -57,7 +57,7 @@ def _all_is_well(logs: CollectiveLogs) -> str:
     unlogged = sorted({rank for ranks in logs.members.values() for rank in ranks} - here)
     without = f"; of {_numbers(unlogged)} there is no log" if unlogged else ""
     if logs.calls.is_empty():
-        return f"No call was logged by {_numbers(sorted(here))}, so that nothing can be compared{without}."
+        return f"No call is logged, so that nothing can be compared{without}."
     calls = count(logs.calls.height)
     return f"All {calls} logged calls match and are done, and no rank comes late more than others{without}."
 

@@ -254,7 +254,7 @@ def diagnosis_document(
     diagnoses = [report.diagnosis for report in reports]
     things = ranks_or_traces(diagnoses)
     holds = {} if job is None else dict(job.parts.group_by("rank").agg(pl.col("ns").sum()).iter_rows())
-    best = max(reports, key=lambda each: (_largest_saving(each), holds.get(rank_name(each.diagnosis), 0)))
+    best = max(reports, key=lambda each: (largest_saving(each), holds.get(rank_name(each.diagnosis), 0)))
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
     shared = [_finding(number, each, slowest) for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
@@ -262,7 +262,7 @@ def diagnosis_document(
     below = f"Below: {rank_name(best.diagnosis)}, which can save most. -v shows every {things.removesuffix('s')}."
     told = (
         *section_if(f"The {things} together", *shared),
-        *_job(job, {rank_name(each) for each in diagnoses if is_cut(each)}),
+        *job_section(job, {rank_name(each) for each in diagnoses if is_cut(each)}),
     )
     head = Section(title, table, style="summary")
     together = (*told, head) if len(reports) > _MOST_RANKS else (head, *told)
@@ -291,7 +291,7 @@ _SHOWN_RANKS: Final = 12
 
 
 def _rank_table(diagnoses: Sequence[Diagnosis], job: JobSteps | None) -> tuple[Block, ...]:
-    """A row for each rank; of many, first those that the others wait for or that are not whole, then those that differ."""
+    """A row for each rank; of many, first those that are late or not whole, then those that differ."""
     apart = () if job is None else job.apart
     table = rank_table(diagnoses, apart)
     if len(diagnoses) <= _MOST_RANKS:
@@ -336,7 +336,12 @@ def _told_table(frame: pl.DataFrame) -> Table:
 _MOST_PARTS: Final = 6
 
 
-def _job(job: JobSteps | None, cut: Collection[str]) -> tuple[Section, ...]:
+def job_section(job: JobSteps | None, cut: Collection[str] = ()) -> tuple[Section, ...]:
+    """What the job's steps wait for; without a job nothing.
+
+    Args:
+        cut: ranks whose files are cut off.
+    """
     if job is None:
         return ()
     of_all = job.parts.with_columns(rank=pl.when(pl.col("cause") != TRANSFER).then("rank").otherwise(pl.lit("all")))
@@ -443,7 +448,8 @@ def clock_sentence(found: Exchanges) -> str:
     )
 
 
-def _largest_saving(report: TraceReport) -> int:
+def largest_saving(report: TraceReport) -> int:
+    """Of a step, by one finding, in nanoseconds."""
     return max((finding.saving_ns_per_step for finding in report.diagnosis.findings), default=0)
 
 
@@ -582,7 +588,7 @@ def json_reports(
     together = exchanges([report.rank.record for report in reports if report.rank is not None])
     return stamped(
         ranks=found,
-        across_ranks=[_finding_json(finding) for finding in across],
+        across_ranks=[finding_json(finding) for finding in across],
         job_steps=None if job is None else fields(job),
         exchanges=together.table,
         clocks=[{"rank": name, **clock._asdict()} for name, clock in together.clocks],
@@ -614,7 +620,7 @@ def json_report(report: TraceReport) -> dict[str, Any]:
         accounting=[_accounting(device, diagnosis) for device in diagnosis.in_steps],
         once=diagnosis.once,
         **fields(diagnosis, "idle", "host", "operators", "operator_count", "kernels", "kernel_count"),
-        findings=[_finding_json(finding) for finding in diagnosis.findings],
+        findings=[finding_json(finding) for finding in diagnosis.findings],
         findings_hidden=diagnosis.hidden,
         **fields(diagnosis, "together", "afterwards", "lines", "busy", "not_answered"),
         **({"program": diagnosis.program} if diagnosis.program else {}),
@@ -656,6 +662,6 @@ def _summary_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return {"devices": devices, "host": diagnosis.host_use, **engines}
 
 
-def _finding_json(finding: Finding) -> dict[str, Any]:
+def finding_json(finding: Finding) -> dict[str, Any]:
     names = ("rule", "title", "severity", "saving_ns_per_step", "saving_share", "saving_basis", "saving_from")
     return fields(finding, *names, "confidence", "ends_run_in_ns", "evidence", "where", "remedy")

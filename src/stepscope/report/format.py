@@ -45,6 +45,14 @@ def clock(seconds: float | None) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def span(seconds: float) -> str:
+    """A planned or remaining time in whole seconds: "10 s", "10 min", "1 min 30 s" or "1 h 30 min"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "min"), (0 if hours else rest, "s"))
+    return " ".join(f"{number} {unit}" for number, unit in parts if number) or "0 s"
+
+
 def plot_range(times_ns: Sequence[float]) -> tuple[float, float]:
     """Range of a plot's time axis, never so narrow that noise looks large."""
     low, high = min(times_ns), max(times_ns)

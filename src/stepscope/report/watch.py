@@ -8,10 +8,20 @@ from typing import Any, Final
 
 import msgspec
 
-from stepscope.compare.watching import MEMORIES, History, cost_share, failures, growth_per_hour, idle_ns, step_ns
+from stepscope.compare.watching import (
+    MEMORIES,
+    Alert,
+    History,
+    ThresholdAlert,
+    cost_share,
+    failures,
+    growth_per_hour,
+    idle_ns,
+    step_ns,
+)
 from stepscope.record.watch_log import AlertEvent, Watched
 from stepscope.report.document import stamped
-from stepscope.report.format import duration, printable, share, size
+from stepscope.report.format import change_words, duration, printable, share, size
 from stepscope.report.tables import Family, metrics_text
 
 _CAUSES_IN_LINE: Final = 2
@@ -85,6 +95,59 @@ def recording_json(history: History) -> dict[str, Any]:
             name.replace(" ", "_"): growth_per_hour(history, memory) for name, memory in MEMORIES.items()
         },
     )
+
+
+_SIDES: Final = {">": "above", ">=": "at least", "<": "below", "<=": "at most"}
+_SAID: Final = {
+    "step_ms": "a step takes {}",
+    "recorded_step_ms": "a recorded step takes {}",
+    "idle_percent": "the device is idle for {} of the step",
+    "communication_percent": "a rank only communicates for {} of the step",
+    "wait_ms": "a rank waits {} a step for the last one",
+    "memory_gib": "the largest process has {} of memory",
+    "device_memory_gib": "{} of device memory is allocated",
+    "memory_gib_per_hour": "memory grows by {} an hour",
+    "device_memory_gib_per_hour": "device memory grows by {} an hour",
+    "cost_percent": "watching costs {} of the time",
+    "failures": "{} in a row failed",
+}
+
+
+def _said(metric: str, value: float) -> str:
+    """A metric's value in words, such as "a step takes 133.7 ms"."""
+    family, _, cause = metric.partition(".")
+    words = f"{cause.replace('_', ' ')} takes {{}} of the step" if cause else _SAID[family]
+    return words.format(_amount(metric, value))
+
+
+def _amount(metric: str, value: float) -> str:
+    """A metric's value with its unit."""
+    name = metric.partition(".")[0]
+    if name.endswith("_ms"):
+        return duration(value * 1e6)
+    if name.endswith("_percent"):
+        return share(value / 100)
+    if "_gib" in name:
+        return size(value * 2**30) if value >= 0 else f"-{size(-value * 2**30)}"
+    return f"{value:g} recording{'s' * (value != 1)}"
+
+
+def alert_sentence(alert: Alert, event: AlertEvent, history: History) -> str:
+    """An event in words, such as "my-run: a step takes 133.7 ms, above 40.0 ms, in 2 recordings in a row"."""
+    said = f"{history[-1].job}: {_said(alert.metric, event.value)}"
+    growth = f"; most of the growth is {event.growth.replace('_', ' ')}" if event.growth else ""
+    if isinstance(alert, ThresholdAlert):
+        if event.state == "firing" and alert.metric == "failures":
+            return f"{said}: {history[-1].problem}"
+        level = f"{_SIDES[alert.compare]} {_amount(alert.metric, alert.limit)}"
+        if event.state == "recovered":
+            return f"{said}, no longer {level}"
+        row = f", in {alert.times} recordings in a row" if alert.times > 1 else ""
+        return f"{said}, {level}{row}{growth}"
+    before = event.before or 0.0
+    change = change_words(event.value / before - 1) if before else "changed"
+    end = ", as before the change" if event.state == "recovered" else growth
+    return f"{said} instead of {_amount(alert.metric, before)}, {change}{end}"
 
 
 def alert_json(job: str, unix_s: float, event: AlertEvent) -> dict[str, Any]:

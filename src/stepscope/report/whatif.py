@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import polars as pl
 
 from stepscope.analysis.host import CAUSES
+from stepscope.diagnosis.job import JobSteps
+from stepscope.report.diagnosis import job_section
 from stepscope.report.document import Block, Document, Section, Table, Text, fields, sentences, stamped, texts
 from stepscope.report.format import count, duration, file_name, share, warning_sentence
 from stepscope.report.words import sentence
@@ -39,10 +43,40 @@ _LIMITS: Final = {
 _COMPUTING: Final = "operators computed"
 
 
-def whatif_document(answer: Answer) -> Document:
-    """Report what a step would take with changes, what it waits for, and what would save most."""
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The ranks among which the answered trace is.
+
+    Attributes:
+        path: as the user named them.
+        shown: the rank of the trace, such as "rank 0".
+        ranks: how many traces there are.
+        steps: what the job's steps wait for; None where it is not asked or unknown.
+    """
+
+    path: str
+    shown: str
+    ranks: int
+    steps: JobSteps | None = None
+
+
+def whatif_document(answer: Answer, folder: Folder | None = None) -> Document:
+    """Report what a step would take with changes, what it waits for, and what would save most.
+
+    Args:
+        folder: of ranks, if the trace is one of several.
+    """
     measured = answer.measured
-    blocks = [*_head(answer), *_ranks(answer), *_limits(answer), *_causes(answer)]
+    blocks: list[Block] = []
+    if folder is not None:
+        about = f"Of {count(folder.ranks)} ranks, this is {folder.shown}'s trace"
+        if answer.job is not None:
+            about += "; the job's step and the table of the ranks are about all of them"
+        elif folder.steps is not None:
+            about += "; what the job waits for comes first, and --rank N shows another rank"
+        blocks.append(Section("", texts(f"{about}."), is_quiet=True))
+        blocks += job_section(folder.steps)
+    blocks += [*_head(answer), *_ranks(answer), *_limits(answer), *_causes(answer, folder)]
     if answer.path is not None:
         title = "What is on the critical path" + (" then" if answer.together else "")
         blocks.append(_section(title, _named(path_by_name(answer.path)), "names"))
@@ -125,7 +159,8 @@ def _head(answer: Answer) -> Iterator[Block]:
         return
     prospect = prospect_sentence(answer.together, measured)
     if answer.job is not None:
-        yield Section("", (Text(f"{_asked(answer)}: {job_sentence(answer.job)}.", "strong"),), is_quiet=True)
+        told = job_sentence(answer.job, several=len(answer.alone) > 1)
+        yield Section("", (Text(f"{_asked(answer)}: {told}.", "strong"),), is_quiet=True)
         prospect = f"by this trace alone {prospect}"
     if len(answer.alone) == 1:
         style = "strong" if answer.job is None else ""
@@ -147,16 +182,31 @@ def _asked(answer: Answer) -> str:
     return answer.alone[0].name if len(answer.alone) == 1 else "With all of these"
 
 
-def job_sentence(job: JobProspect) -> str:
-    """Format "a step of the job would take 118.5 ms instead of 174.9 ms: ...; the last rank is rank 3, as now"."""
+def job_sentence(job: JobProspect, *, several: bool) -> str:
+    """Format "a step of the job would take 118.5 ms instead of 174.9 ms: with or without it, ...".
+
+    Args:
+        several: whether there are several changes.
+    """
     now, then, saved = duration(job.measured_step_ns), duration(job.step_ns), job.saving_share
     text = (
         f"a step of the job would take {then} instead of {now}: {share(abs(saved))} {'less' if saved > 0 else 'more'}"
     )
     if abs(saved) < _ALIKE:
         text = f"a step of the job would still take {now}"
-    before = ", as now" if job.last == job.last_then else f", now it is {job.last}"
-    return f"{text}; the last rank is {job.last_then}{before}"
+    it, change = ("them", "changes") if several else ("it", "change")
+    if not _differ([rank.measured_step_ns for rank in job.ranks]):  # each waits for the others
+        now = f"the others wait most for {job.last}"
+        is_same = job.last == job.last_then
+        return f"{text}; with or without {it}, {now}" if is_same else f"{text}; without the {change}, {now}"
+    if job.last == job.last_then:
+        return f"{text}; with or without {it}, {job.last} takes longest"
+    then = f"{job.last_then} does" if _differ([rank.step_ns for rank in job.ranks]) else "all take about the same"
+    return f"{text}; without the {change}, {job.last} takes longest; with {it}, {then}"
+
+
+def _differ(steps_ns: Sequence[float]) -> bool:
+    return max(steps_ns) - min(steps_ns) > _ALIKE * max(steps_ns)
 
 
 def _ranks(answer: Answer) -> Iterator[Section]:
@@ -177,8 +227,8 @@ def _ranks(answer: Answer) -> Iterator[Section]:
     off = "the recorded step" if job.error_share < _ALIKE else f"a step that is off by {share(job.error_share)}"
     note = (
         f"Changed on {count(job.changed)} of {count(len(ranks))} ranks; alone: if only this rank were changed. Without "
-        f"a change this replay gives {off}. All but this table is about {file_name(answer.measured.path)} as if the "
-        "others never made it wait longer or shorter."
+        f"a change this replay gives {off}. What follows replays {file_name(answer.measured.path)} alone: in it, the "
+        "rank waits for the others as long as it did."
     )
     title = "The ranks together: each waits for the others in their collectives"
     yield _section(title, table, "ranks", note)
@@ -226,7 +276,7 @@ def _meaning(kind: str, cause: str | None) -> str:
     return _COMPUTING if cause == "compute" else CAUSES.get(cause or "", "")
 
 
-def _causes(answer: Answer) -> Iterator[Section]:
+def _causes(answer: Answer, folder: Folder | None) -> Iterator[Section]:
     measured, causes = answer.measured, answer.causes
     if causes is None:
         return
@@ -248,7 +298,8 @@ def _causes(answer: Answer) -> Iterator[Section]:
     better = causes.filter(~pl.col("cause").is_in(_NO_REMEDY) & (pl.col("saving_ns") > 0))
     if better.height:
         rule = "" if measured.why_not else ", or --remove RULE for what a rule of stepscope diagnose found"
-        ask = f"stepscope whatif TRACE --remove {better['cause'][0]}"
+        what = "TRACE" if folder is None else shlex.quote(folder.path)
+        ask = f"stepscope whatif {what} --remove {better['cause'][0]}"
         yield Section("", texts(f"Next: {ask}{rule}."), is_quiet=True)
 
 
@@ -282,7 +333,7 @@ def _short(name: str) -> str:
 _OF_JOB: Final = ("measured_step_ns", "step_ns", "saving_share", "last", "last_then", "changed", "error_share")
 
 
-def whatif_json(answer: Answer) -> dict[str, Any]:
+def whatif_json(answer: Answer, folder: Folder | None = None) -> dict[str, Any]:
     measured = answer.measured
     return stamped(
         trace=fields(measured, "path", "format", "warnings"),
@@ -293,11 +344,12 @@ def whatif_json(answer: Answer) -> dict[str, Any]:
         together=None if answer.together is None else _prospect(answer.together),
         ranks=() if answer.job is None else answer.job.ranks,
         job=None if answer.job is None else fields(answer.job, *_OF_JOB),
+        **({} if folder is None or folder.steps is None else {"job_steps": fields(folder.steps)}),
         resources_then=answer.resources,
         critical_path=answer.path,
         slack=answer.slack,
         curve=answer.curve,
-        sentences=sentences(whatif_document(answer)),
+        sentences=sentences(whatif_document(answer, folder)),
     )
 
 

@@ -589,7 +589,8 @@ def verdict_sentence(samples: SampleComparison) -> str:
     if samples.before_ns is None or samples.after_ns is None:
         missing = [name for name, ns in (("before", samples.before_ns), ("after", samples.after_ns)) if ns is None]
         return f"{word}: there are no steps {' and '.join(missing)}."
-    times = f"a step takes {duration(samples.after_ns)} instead of {duration(samples.before_ns)}"
+    before, after = duration(samples.before_ns), duration(samples.after_ns)
+    times = f"a step takes {after} in both" if before == after else f"a step takes {after} instead of {before}"
     if samples.change is None:
         return f"{word}: {times}."
     if samples.verdict == "contradictory":
@@ -706,7 +707,7 @@ def side_sentence(side: SideSummary) -> str:
     steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)}{of_all} {_plural(side)}"
     source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
     of = f" of {count(side.runs)} runs" if side.runs > 1 else ""
-    of += f" of {count(side.ranks)} ranks" if side.ranks > 1 else ""
+    of += f" of {count(side.ranks)} ranks together" if side.ranks > 1 else ""
     devices = ", ".join(side.devices) or ("no device recorded" if side.basis == "host" else "")
     return f"{side.name}: {steps}{of}{source}" + (f", {devices}" if devices else "")
 

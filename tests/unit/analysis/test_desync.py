@@ -191,6 +191,12 @@ def test_a_healthy_job_is_not_blamed(tmp_path: Path) -> None:
     assert "match and are done" in headline(logs, found)
 
 
+def test_logs_without_a_call_say_nothing_is_there(tmp_path: Path) -> None:
+    write_dumps(tmp_path, 2, lambda _: [])
+    logs = collective_logs(log_files(tmp_path))
+    assert headline(logs, desync(logs)).startswith("No call is logged")
+
+
 def test_a_pickle_with_objects_is_refused_and_the_rest_is_read(tmp_path: Path) -> None:
     write_dumps(tmp_path, 2, lambda _: [entry(1)])
     hostile = b"\x80\x02}X\x09\x00\x00\x00pg_configcos\nsystem\n(X\x04\x00\x00\x00trueR."

@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import shlex
+import socket
 import subprocess
 import threading
 import time
@@ -27,6 +28,7 @@ from stepscope.commands.watch.job import Watch, summary_of
 from stepscope.compare.watching import parsed_alert
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent.http import Endpoint
+from stepscope.record.agent.protocol import AgentFile, own_namespace
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.watch_log import Watched, WatchLog
@@ -116,6 +118,9 @@ def test_a_job_that_is_gone_and_comes_back_restarted(monkeypatch: pytest.MonkeyP
         job, told = watch(address, "--token", "wrong", "--name", "job", alerts=("failures >= 1 for 1",))
         refused = recorded(job)
     gone = recorded(job)
+    job._agents = [AgentFile("localhost:1", "", 2**22 + 1, socket.gethostname(), namespace=own_namespace())]
+    assert "is gone" in job._gone()
+    job._agents = []
     assert "token" in (refused.problem or "")
     assert f"nothing listens at {address}" in (gone.problem or "")
     assert [event.state for event in refused.events] == ["firing"]
@@ -170,6 +175,11 @@ def test_a_watch_ends_with_its_run_after_its_patience_or_so_many_recordings(tmp_
     shown: list[Watched] = []
     follow(job, shown.append)
     assert (shown, told) == ([], ["ended has ended, and so does the watch"])
+
+    run.write_manifest(manifest.ended(2.0, 1, []))
+    job._has_begun = True
+    assert recorded(job).problem == "ended has ended with exit code 1"
+    assert job.record() is None
 
     job, told = watch("localhost:1", "--patience", "0")
     with pytest.raises(AgentError, match="nothing was recorded"):

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from stepscope.commands import main
 from stepscope.commands.read.whatif import megabytes, nanoseconds, parsed_scale
 from stepscope.trace import Trace
 from tests.simulator.job import Rank, job, write_job
+from tests.simulator.ranks import write_ranks
 from tests.unit.recording import Recording, saved
 from tests.unit.rendered import golden
 from tests.unit.waiting_twice import US, alone, waiting_twice
@@ -224,8 +226,26 @@ def test_of_several_ranks_the_first_is_replayed(tmp_path: Path, capsys: pytest.C
     assert main(["whatif", str(tmp_path), "--scale", "aten::mm=0.5"]) == 0
 
     written = capsys.readouterr()
-    assert written.out.startswith("rank0.json: 5.0 us recorded, without steps.\n")
-    assert "this is rank0.json" in written.err
+    assert "\nrank0.json: 5.0 us recorded, without steps.\n" in written.out
+    assert written.err == ""
+
+
+def test_of_a_folder_the_job_is_answered_and_a_rule_is_sought_on_every_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given three ranks of which only the last waits for its data
+    write_ranks(tmp_path, 3, late=lambda step: 2)
+
+    # Then the job comes first, and what to ask next names the folder
+    assert main(["whatif", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.index("The others wait for rank 2") < text.index("rank0.json.gz: a step takes")
+    assert f"\nNext: stepscope whatif {shlex.quote(str(tmp_path))} --remove " in text
+    # and the rule finds something, though not on the first rank
+    report = answer(capsys, str(tmp_path), "--remove", "input-bound")
+    assert report["job"]["changed"] == 1
+    assert report["trace"]["path"].endswith("rank2.json.gz")
+    assert "in any of the 3 traces" in refused(capsys, str(tmp_path), "--remove", "recompilation")
 
 
 def test_a_rule_whose_saving_no_replay_gives(

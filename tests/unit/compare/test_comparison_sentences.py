@@ -251,8 +251,11 @@ def test_causes_in_words(kind: str, name: str, phrase: str) -> None:
     ("changes", "sentence"),
     [
         ({}, "a: 1 step (annotated), H100"),
-        ({"step_count": 1234, "ranks": 8}, "a: 1,234 steps of 8 ranks (annotated), H100"),
-        ({"step_count": 12, "ranks": 2, "runs": 3, "devices": ()}, "a: 12 steps of 3 runs of 2 ranks (annotated)"),
+        ({"step_count": 1234, "ranks": 8}, "a: 1,234 steps of 8 ranks together (annotated), H100"),
+        (
+            {"step_count": 12, "ranks": 2, "runs": 3, "devices": ()},
+            "a: 12 steps of 3 runs of 2 ranks together (annotated)",
+        ),
         ({"step_source": "none", "basis": "host", "devices": ()}, "a: no steps found, no device recorded"),
     ],
 )

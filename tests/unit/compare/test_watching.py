@@ -10,10 +10,11 @@ import pytest
 from stepscope.compare.watching import METRICS, cost_share, failures, growth_per_hour, parsed_alert
 from stepscope.errors import UsageError
 from stepscope.record.watch_log import Watched
+from stepscope.report.watch import alert_sentence
 
 
 def recording(number: int = 0, **values: object) -> Watched:
-    return Watched(job="a", unix_s=600.0 * number, **{"first_step": number, **values})  # type: ignore[arg-type]
+    return Watched(job="a", unix_s=600.0 * number, **{"first_step": 1000 + number, **values})  # type: ignore[arg-type]
 
 
 def turns(alert: str, values: Sequence[float | None]) -> list[tuple[int, str]]:
@@ -72,13 +73,49 @@ def test_what_is_steady_or_changes_little_is_no_change(values: list[float]) -> N
     assert turns("step_ms changes", values) == []
 
 
+def test_a_process_that_warms_up_has_not_changed() -> None:
+    judge, history = parsed_alert("step_ms changes"), []
+    for number, value in enumerate([*around(900, 9, 1), *around(300, 20, 2)]):
+        history.append(recording(number, first_step=11 * number, step_ns=value * 1e6))
+        assert judge.seen(history) is None
+
+
+def test_a_change_tells_both_levels_and_what_grew() -> None:
+    judge, history = parsed_alert("step_ms changes"), []
+    for number, value in enumerate([*around(40, 10, 1), *around(50, 10, 2)]):
+        times = {"step_ns": value * 1e6, "recorded_step_ns": value * 1e6}
+        history.append(recording(number, **times, causes={"input": (value - 35) * 1e6, "compute": 35e6}))
+        event = judge.seen(history)
+        if event is not None:
+            break
+    assert event is not None
+    assert (event.before, event.value) == (pytest.approx(40, rel=0.01), pytest.approx(50, rel=0.01))
+    assert (event.limit, event.growth) == (None, "input")
+    words = alert_sentence(judge, event, history)
+    assert words.startswith("a: a step takes ")
+    assert "most of the growth is input" in words
+
+
+def test_a_threshold_is_told_with_unit_and_cause() -> None:
+    judge = parsed_alert("step_ms > 40")
+    history = [
+        recording(number, step_ns=step * 1e6, recorded_step_ns=step * 1e6, causes={"input": (step - 30) * 1e6})
+        for number, step in enumerate([35, 133.7, 133.7])
+    ]
+    events = [judge.seen(history[: count + 1]) for count in range(3)]
+    assert events[:2] == [None, None]
+    assert events[2] is not None
+    assert alert_sentence(judge, events[2], history) == (
+        "a: a step takes 133.7 ms, above 40.0 ms, in 2 recordings in a row; most of the growth is input"
+    )
+
+
 def test_an_event_has_the_value_and_the_limit() -> None:
     event = parsed_alert("idle_percent.input > 20 for 1").seen(
         [recording(recorded_step_ns=100.0, causes={"input": 30})]
     )
     assert event is not None
     assert (event.state, event.value, event.limit) == ("firing", 30.0, 20.0)
-    assert event.sentence == "idle_percent.input is 30: idle_percent.input > 20 for 1"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def test_ranks_that_were_diagnosed_are_shown_without_their_traces(
 
     tried: list[str] = []
     monkeypatch.setattr(Job, "read", read)
+    monkeypatch.setitem(vars(sys.modules[Job.__module__]), "_MOST_DIAGNOSED", 0)
     page = Page(COMMAND.parsed([str(folder)]))
     shown = page.document("ranks", {})
     while shown["read"] < shown["of"]:
@@ -225,9 +227,30 @@ def test_a_rank_whose_process_ends_is_named_and_the_others_shown(
     arguments = COMMAND.parsed([str(tmp_path)])
     job = Job(arguments, str(tmp_path))
     monkeypatch.setitem(vars(sys.modules[Job.__module__]), "in_processes", in_processes)
+    monkeypatch.setitem(vars(sys.modules[Job.__module__]), "_MOST_DIAGNOSED", 0)
     shown = job.ranks.document({})
     while shown["read"] < shown["of"]:
         shown = job.ranks.document({})
     assert [rank["rank"] for rank in shown["ranks"]] == [1, 2, 3, 4]
     [sentence] = shown["unreadable"]
     assert "rank0" in sentence
+
+
+def test_a_rank_promises_what_the_job_saves_once_all_are_diagnosed(tmp_path: Path) -> None:
+    # Given three ranks, of which two wait for the last
+    write_ranks(tmp_path, 3, late=lambda step: 2)
+    job = Job(COMMAND.parsed([str(tmp_path)]), str(tmp_path))
+    alone = job.document("diagnosis", {})
+
+    # When all are diagnosed
+    shown = job.ranks.document({})
+    while shown["diagnosing"]:
+        time.sleep(0.02)
+        shown = job.ranks.document({})
+    promised = job.document("diagnosis", {"job": "yes"})
+
+    # Then waiting saves nothing by itself, and the late rank's finding saves the job most
+    assert [each["rule"] for each in shown["findings"]] == ["late-rank"]
+    assert max(shown["saves_ns"]) == shown["saves_ns"][2] == 400_000
+    assert (alone["steps"]["job_step_ns"], promised["steps"]["job_step_ns"]) == (None, 893_000)
+    assert promised["findings"][0]["saving_ns_per_step"] < alone["findings"][0]["saving_ns_per_step"] / 2

@@ -66,9 +66,10 @@ function Try({ apply, program }: { apply: string[]; program: string | undefined 
 export const saved = (part: number, { steps }: Diagnosis) => Math.round(part * (steps.unrecorded_ns ?? steps.job_step_ns ?? steps.step_ns));
 
 /** Whose time a saving is a share of. */
-export function ofWhat({ steps }: Diagnosis): string {
-  if (steps.source === "none") return "of the recording";
-  return steps.unrecorded_ns !== null ? "of a step that is not recorded" : steps.job_step_ns !== null ? "of the job's step" : steps.count > 1 ? "of a mean step" : "of the step";
+export function ofWhat({ steps, trace }: Diagnosis): string {
+  const alone = (trace.world_size ?? 1) > 1 && steps.job_step_ns === null && steps.unrecorded_ns === null ? ", by this rank's trace alone" : "";
+  if (steps.source === "none") return `of the recording${alone}`;
+  return steps.unrecorded_ns !== null ? "of a step that is not recorded" : steps.job_step_ns !== null ? "of the job's step" : steps.count > 1 ? `of a mean step${alone}` : `of the step${alone}`;
 }
 
 export const Saving = ({ finding, diagnosis }: { finding: Finding; diagnosis: Diagnosis }) =>

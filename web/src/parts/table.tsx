@@ -230,7 +230,7 @@ function Cell<Row>({ column, row }: { column: Column<Row>; row: Row }) {
   return (
     <td class={column.isNumber ? "number" : undefined} title={column.isNumber ? undefined : short(typeof value === "string" ? value : text)}>
       {column.show ? column.show(row) : text}
-      {share !== undefined && share > 0 && <span class="meter" style={{ width: `${Math.min(100, 100 * share)}%` }} />}
+      {share !== undefined && share > 0 && <span class="meter" style={{ width: `calc((100% - 10px) * ${Math.min(1, share)})` }} />}
     </td>
   );
 }

@@ -2,7 +2,8 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { LineLink, remedyTabs, Saving, CONFIDENCE, showFinding } from "../parts/finding";
 import { Shown, Tabs } from "../parts/controls";
 import { StepBar } from "../parts/step-bar";
-import { useDocument, useOptional } from "../document";
+import { useDocument } from "../document";
+import { isToCome, usePolled } from "../polled";
 import { sentence, short } from "../format";
 import { useRelated } from "../related";
 import type { Diagnosis, Finding, Session } from "../schema";
@@ -12,6 +13,7 @@ import { choose, selection, show } from "../state";
 import { toggle } from "../parts/causes";
 import { Timeline } from "../timeline/timeline";
 import { AllFindings, Doubts } from "./findings";
+import { Best, JobFindings } from "./ranks";
 import "./findings.css";
 
 const FIRST = 3;
@@ -20,10 +22,13 @@ const STRIP = 278; // pixels inside the border of its place
 export function Overview() {
   const session = useDocument("session");
   const diagnosis = useDocument("diagnosis");
+  const ofRanks = session.value?.documents.includes("ranks") ?? false;
+  const rank = diagnosis.value?.trace.rank ?? null;
   return (
     <>
+      {ofRanks && <Together />}
+      {ofRanks && rank !== null && <h2>Rank {rank}</h2>}
       <p class="headline">{diagnosis.value?.headline}</p>
-      {session.value?.documents.includes("ranks") && <Together />}
       <Shown of={diagnosis} height={640}>
         {(value) => <First diagnosis={value} session={session.value} />}
       </Shown>
@@ -33,15 +38,21 @@ export function Overview() {
 
 /** What the ranks tell together; its place is there before they have been read. */
 function Together() {
-  const ranks = useOptional("ranks");
+  const ranks = usePolled("ranks", {}, isToCome).value;
   const said = ranks?.sentences.map(sentence).join(" ");
+  const isRead = ranks !== undefined && ranks.read >= ranks.of;
   return (
-    <p class="together">
-      {ranks ? said || "The ranks together tell nothing that one of them does not." : "Reading the other ranks…"}{" "}
-      <button type="button" class="link" onClick={() => show("ranks")}>
-        All ranks
-      </button>
-    </p>
+    <section class="stack" aria-label="The ranks together">
+      <h2>The ranks together</h2>
+      {ranks && <JobFindings document={ranks} />}
+      <p class="together">
+        {isRead ? said || (ranks.findings.length ? "" : "The ranks together tell nothing that one of them does not.") : "Reading the other ranks…"}{" "}
+        {ranks && <Best document={ranks} />}{" "}
+        <button type="button" class="link" onClick={() => show("ranks")}>
+          All ranks
+        </button>
+      </p>
+    </section>
   );
 }
 

@@ -1,21 +1,22 @@
 /** All ranks of a job over its steps: where each loses time, and which one the others wait for. */
 
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
-import { count, duration, sentence, short } from "../format";
+import { count, duration, sentence, share, short } from "../format";
 import { useDocument } from "../document";
 import type { Ranks as Document } from "../documents";
 import type { Session } from "../schema";
 import { causeOf } from "../parts/causes";
-import { Empty, Shown } from "../parts/controls";
+import { Code, Empty, Shown } from "../parts/controls";
 import { Hover, type Spot } from "../parts/hover";
 import { useWidth } from "../parts/size";
 import { Table, type Column } from "../parts/table";
 import { change, parameter } from "../state";
 import { theme } from "../theme";
-import { usePolled } from "../polled";
+import { isToCome, usePolled } from "../polled";
 import { Exchanges } from "./exchanges";
 import { binned, cellOf, extent, firstOf, mean } from "./heat";
 import "../parts/further.css";
+import "./findings.css";
 import "./ranks.css";
 
 const FEW = 3;
@@ -29,7 +30,7 @@ const WIDEST = 120; // cell
 export function Ranks() {
   const cause = parameter("ranks-cause");
   const step = parameter("ranks-step");
-  const ranks = usePolled("ranks", { ...(cause ? { cause } : {}), ...(step ? { step } : {}) }, ({ read, of }) => read < of);
+  const ranks = usePolled("ranks", { ...(cause ? { cause } : {}), ...(step ? { step } : {}) }, isToCome);
   return (
     <Shown of={ranks} height={640}>
       {(document) => <All document={document} isOld={ranks.isOld} />}
@@ -42,6 +43,53 @@ const openRank = (document: Document, place: number) => {
   const { rank, path } = document.ranks[place]!;
   change({ rank: rank === null ? path : String(rank), view: "overview", range: null, choose: null });
 };
+
+/** The findings about the ranks together, each with its change. */
+export function JobFindings({ document: { findings, ranks } }: { document: Document }) {
+  const step = Math.max(...ranks.map(({ step_ns }) => step_ns ?? 0));
+  return (
+    <>
+      {findings.map((finding) => (
+        <article class={`finding ${finding.severity}`} aria-label={finding.rule}>
+          <header>
+            <h3>{sentence(short(finding.title, 600))}</h3>
+            {finding.saving_ns_per_step > 0 && (
+              <span>
+                <span class="gain">
+                  {duration(finding.saving_share * step)} <span class="part">{share(finding.saving_share)}</span>
+                </span>
+                <span class="muted small"> of the job's step</span>
+              </span>
+            )}
+          </header>
+          <p>{finding.remedy.text}</p>
+          {finding.remedy.code && <Code text={finding.remedy.code} />}
+          <p class="muted small">
+            Confidence {finding.confidence}; {finding.saving_basis}.
+          </p>
+        </article>
+      ))}
+    </>
+  );
+}
+
+/** Where the finding is that saves the job most, once that is known. */
+export function Best({ document }: { document: Document }) {
+  const { ranks, saves_ns } = document;
+  if (saves_ns === null) return null;
+  const most = Math.max(...saves_ns);
+  const place = saves_ns.indexOf(most);
+  if (most <= 0) return null;
+  return (
+    <>
+      Of the ranks' own findings, one of{" "}
+      <button type="button" class="link" onClick={() => openRank(document, place)}>
+        {short(ranks[place]!.name, 60)}
+      </button>{" "}
+      saves the job most: {duration(most)} a step.
+    </>
+  );
+}
 
 const FIGURES: Record<string, string> = { late: "arrival after the first rank", step: "step time" };
 const labelOf = (session: Session | undefined, figure: string) => FIGURES[figure] ?? causeOf(session, figure).label;
@@ -83,9 +131,13 @@ function All({ document, isOld }: { document: Document; isOld: boolean }) {
           {count(read)} of {count(of)} ranks are read; the others follow.
         </p>
       )}
+      <JobFindings document={document} />
       {sentences.map((text) => (
         <p>{sentence(text)}</p>
       ))}
+      <p>
+        <Best document={document} />
+      </p>
       {unreadable.length > 0 && (
         <details class="missing" open={unreadable.length <= FEW}>
           <summary>{unreadable.length === 1 ? "1 trace is not among them: it cannot be read" : `${count(unreadable.length)} traces are not among them: they cannot be read`}</summary>

@@ -273,7 +273,7 @@ function Result({ measured, session }: { measured: Answer; session: Session | un
       {value.changes.length > 1 && <Alone value={value} />}
       {value.why_not !== null && <p class="warning small">{value.why_not}</p>}
       <Sentences said={value.sentences ?? []} />
-      <CommandLine words={["whatif", value.trace.path, ...optionWords(options, FLAGS)]} />
+      <CommandLine words={["whatif", session?.path ?? value.trace.path, ...optionWords(options, FLAGS)]} />
     </div>
   );
 }

@@ -29,7 +29,7 @@ from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import local_names
 from stepscope.errors import UsageError
 from stepscope.files import private_folder
-from stepscope.report.format import clock, duration
+from stepscope.report.format import clock, duration, span
 from stepscope.threads import ENDING, handled, interrupt
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from stepscope.tune.trials import Knob, Space
 
 RESULT: Final = "result"
-_SHORT_S: Final = 120
 _FEWEST_TO_JUDGE: Final = 2
 """Comparisons from which the machine is called noisy."""
 
@@ -248,8 +247,8 @@ def _search_remedies(
         if step.best.settings:
             gain = 1 - share_of_unchanged(step.best, study.trials())
             best = f"; best so far {space.shown(step.best)}, {gain:.0%} less"
-        left_s = round(max(arguments.budget - (time.monotonic() - begun_s), 0.0))
-        say(f"{what}{best}; {f'{left_s} s' if left_s < _SHORT_S else clock(left_s)} left")
+        left_s = max(arguments.budget - (time.monotonic() - begun_s), 0.0)
+        say(f"{what}{best}; {span(left_s)} left")
         drawn(f"trying {space.shown(proposal.configuration)}{best}")
 
     def tell(trial: Trial) -> None:

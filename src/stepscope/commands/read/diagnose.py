@@ -191,13 +191,13 @@ def run(arguments: argparse.Namespace) -> int:
         traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
         found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
-    across = _across(arguments, reports)
-    reports, job = _as_job(arguments, reports)
-    _write(arguments, reports, across, _redacted(unreadable, arguments), logged, job)
+    shared = tuple(each for each in across(reports) if arguments.rule is None or each.rule in arguments.rule)
+    reports, job = as_job(reports, _minimum_share(arguments))
+    _write(arguments, reports, shared, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
-    return _judged(arguments.fail_on, [*across, *findings])
+    return _judged(arguments.fail_on, [*shared, *findings])
 
 
 def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
@@ -457,17 +457,21 @@ def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -
     return [redactor.redact(each) for each in unreadable]
 
 
-def _across(arguments: argparse.Namespace, reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
+def across(reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
+    """The findings about the ranks together, with the remedies that the ranks' own findings have."""
     from stepscope.diagnosis.ranks import across_ranks, with_remedies
 
-    found = across_ranks(
+    return across_ranks(
         [with_remedies(report.rank.record, report.diagnosis.findings) for report in reports if report.rank is not None]
     )
-    return tuple(finding for finding in found if arguments.rule is None or finding.rule in arguments.rule)
 
 
-def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[list[TraceReport], JobSteps | None]:
-    """The reports with what the ranks together answer or know better, and what the job's steps wait for."""
+def as_job(reports: list[TraceReport], minimum_share: float) -> tuple[list[TraceReport], JobSteps | None]:
+    """The reports with what the ranks together answer or know better, and what the job's steps wait for.
+
+    Args:
+        minimum_share: of the step, from which a saving is shown.
+    """
     if len(reports) < 2:
         return reports, None
     from stepscope.diagnosis.job import job_of, job_steps, promised
@@ -480,8 +484,8 @@ def _as_job(arguments: argparse.Namespace, reports: list[TraceReport]) -> tuple[
     if job is None:
         return reports, None
     steps = job_steps(job, summaries)
-    saved, least = [report.saved for report in reports], _minimum_share(arguments)
-    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=least)
+    saved = [report.saved for report in reports]
+    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=minimum_share)
     if not steps.missing:
         diagnoses = [without_alone(diagnosis) for diagnosis in diagnoses]
     return [replace(report, diagnosis=each) for report, each in zip(reports, diagnoses, strict=True)], steps

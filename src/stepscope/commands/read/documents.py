@@ -576,18 +576,19 @@ def _ranks_in_file(
 ) -> dict[str, bytes]:
     from stepscope.analysis.matching import matched_collectives
     from stepscope.diagnosis.ranks import exchanges
-    from stepscope.report.diagnosis import job_sentences
+    from stepscope.report.diagnosis import finding_json, job_sentences, largest_saving
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]
     records = [report.rank.record for report in reports if report.rank is not None]
     records = records if len(records) == len(reports) else []
     late = matched_collectives([record.collectives for record in records])
-    together, titles = exchanges(records, late), [finding.title for finding in across]
-    titles += [] if job is None else job_sentences(job)
+    together, sentences = exchanges(records, late), [] if job is None else list(job_sentences(job))
+    saves = None if job is None else [largest_saving(report) for report in reports]
 
     def document(cause: str | None) -> dict[str, Any]:
-        return ranks_json(steps, cause, late, titles, unreadable, together=together)
+        shown = ranks_json(steps, cause, late, sentences, unreadable, together=together)
+        return {**shown, "findings": [finding_json(finding) for finding in across], "saves_ns": saves}
 
     whole = document(None)
     return {"ranks": compact_json(whole)} | {

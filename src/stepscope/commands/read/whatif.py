@@ -27,12 +27,13 @@ from stepscope.commands.shared.options import (
     whole,
 )
 from stepscope.commands.shared.processes import FEW, in_processes
-from stepscope.commands.shared.reading import kept_as_rank, open_from, redacted, trace_paths
+from stepscope.commands.shared.reading import kept_as_rank, open_from, rank_traces, redacted, trace_paths
 from stepscope.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.diagnosis.view import View
+    from stepscope.report.whatif import Folder
     from stepscope.whatif import Change
     from stepscope.whatif.answer import Answer, NamedChange, Tried
     from stepscope.whatif.job import JobProspect, Saved
@@ -118,12 +119,38 @@ def _run(arguments: argparse.Namespace) -> int:
     from stepscope.diagnosis.view import View
     from stepscope.report.whatif import whatif_document, whatif_json
 
-    trace = arguments.trace if arguments.rank is None else _trace_of_rank(arguments)
-    view = View(open_from(arguments, trace), user_code=user_code_from(arguments))
-    answer = redacted(arguments, answer_to(arguments, view), paths=[view.trace.metadata.path])
+    files = rank_traces(arguments.trace)
+    shown = [_trace_of_rank(arguments)] if arguments.rank is not None else files or [arguments.trace]
+    for place, file in enumerate(shown):
+        view = View(open_from(arguments, file), user_code=user_code_from(arguments))
+        try:
+            answer = answer_to(arguments, view)
+        except _FindsNothing as error:  # there, but perhaps on another rank
+            if place == len(shown) - 1:
+                what = "this trace" if len(shown) == 1 else f"any of the {len(shown):,} traces"
+                raise UsageError(f"the rule {error.rule} finds nothing to fix in {what}{error.why}") from None
+            continue
+        break
+    folder = None if not files else _folder(arguments, view, len(files), is_asked=not answer.alone)
+    answer, folder = redacted(arguments, (answer, folder), paths=[view.trace.metadata.path])
     top = _TOP if arguments.top is None else arguments.top
-    output.write_reports(arguments, lambda: whatif_document(answer), top=top, json=lambda: whatif_json(answer))
+    output.write_reports(
+        arguments, lambda: whatif_document(answer, folder), top=top, json=lambda: whatif_json(answer, folder)
+    )
     return 0
+
+
+def _folder(arguments: argparse.Namespace, view: View, ranks: int, *, is_asked: bool) -> Folder:
+    """The ranks that the argument names, and what their steps wait for if that is asked."""
+    from stepscope.diagnosis.job import job_of, job_steps
+    from stepscope.report.format import file_name
+    from stepscope.report.whatif import Folder
+
+    metadata = view.trace.metadata
+    shown = file_name(metadata.path) if metadata.rank is None else f"rank {metadata.rank}"
+    found = [summary for summary, _ in _in_order(arguments)] if is_asked else []
+    job = job_of(found)
+    return Folder(arguments.trace, shown, ranks, None if job is None else job_steps(job, found))
 
 
 def answer_to(arguments: argparse.Namespace, view: View, tried: Tried | None = None) -> Answer:
@@ -169,13 +196,14 @@ def _job(arguments: argparse.Namespace) -> JobProspect | None:
     """The job's prospect, if the argument names several ranks that collectives join; else None."""
     from stepscope.diagnosis.job import job_of
 
-    paths = trace_paths(arguments.trace) if arguments.trace != "-" else []
-    if len(paths) < 2:
-        return None
-    found = sorted(_ranks(arguments, paths), key=lambda each: each[0].order)
+    found = _in_order(arguments)
     job = job_of([summary for summary, _ in found])
     saved = {place: each for place, (_, each) in enumerate(found) if each is not None}
     return None if job is None else job.prospect(saved)
+
+
+def _in_order(arguments: argparse.Namespace) -> list[tuple[RankSummary, Saved | None]]:
+    return sorted(_ranks(arguments, rank_traces(arguments.trace)), key=lambda each: each[0].order)
 
 
 def _ranks(arguments: argparse.Namespace, paths: Sequence[Path]) -> Iterator[tuple[RankSummary, Saved | None]]:
@@ -222,7 +250,10 @@ def _rank(arguments: argparse.Namespace, path: Path) -> tuple[RankSummary, Saved
         return summary, None
     experiment = view.experiment
     try:
-        change = together(*(each.change for each in _changes(arguments, view, Tried())))
+        changes = _changes(arguments, view, Tried())
+        if not changes:
+            return summary, None
+        change = together(*(each.change for each in changes))
         done = experiment.run(change(experiment, experiment.graph)).replay
     except UsageError:  # a rule may find something on one rank only
         return summary, None
@@ -281,6 +312,12 @@ def _without(name: str, view: View) -> Change:
     return _fixed(name, view)
 
 
+class _FindsNothing(UsageError):
+    def __init__(self, rule: str, why: str) -> None:
+        super().__init__(f"the rule {rule} finds nothing to fix in this trace{why}")
+        self.rule, self.why = rule, why
+
+
 def _fixed(name: str, view: View) -> Change:
     from stepscope.whatif.changes import together
 
@@ -288,7 +325,7 @@ def _fixed(name: str, view: View) -> Change:
     found = [finding for finding in result.findings if finding.severity != "note"]
     if not found:
         unanswered = next((f": {each.why}" for each in result.not_answered), "")
-        raise UsageError(f"the rule {name} finds nothing to fix in this trace{unanswered}".rstrip("."))
+        raise _FindsNothing(name, unanswered.rstrip("."))
     changes = [finding.change for finding in found if finding.change is not None]
     if changes:
         return together(*changes)

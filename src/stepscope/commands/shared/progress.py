@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from stepscope.report.format import duration, printable, share, size
+from stepscope.report.format import printable, share, size, span
 
 if TYPE_CHECKING:
     import rich.progress
@@ -60,7 +60,7 @@ class Progress:
         amount = size(done) if self._in_bytes else str(done)
         if not total:
             return f"stepscope: {self._work}: {amount}"
-        left = f", {duration(took_s * (total / done - 1) * 1e9)} left" if 0 < done < total else ""
+        left = f", {span(took_s * (total / done - 1))} left" if 0 < done < total else ""
         of = size(total) if self._in_bytes else total
         return f"stepscope: {self._work}: {share(done / total)} of {of}{self._rate(done)}{left}"
 

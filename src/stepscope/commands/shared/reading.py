@@ -415,6 +415,15 @@ def place_of(path: str | Path) -> Path:
     return folder.path if folder is not None else _inside_run(path) or Path(path)
 
 
+def rank_traces(path: str) -> list[Path]:
+    """The traces that a folder or a run has of several ranks; none where there is one trace, or one rank's."""
+    inside = None if path == "-" else _inside_run(path)
+    if path == "-" or (_run_at(path) is None and inside is not None and inside.is_dir()):
+        return []
+    found = trace_paths(path)
+    return found if len(found) > 1 else []
+
+
 def _one_trace(path: str | Path) -> str | Path:
     """The trace to open if the command takes only one; says which of several it is."""
     folder = _run_at(path)

@@ -7,12 +7,13 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from stepscope.commands.read.diagnose import MOST_ROWS
+from stepscope.commands.read.diagnose import MOST_ROWS, across, as_job
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
@@ -27,14 +28,19 @@ from stepscope.view.documents import NoDocument, Options
 if TYPE_CHECKING:
     import polars as pl
 
+    from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.diagnosis.ranks import Exchanges
+    from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
 
+_Found = TypeVar("_Found")
 _KEPT: Final = 2
 """Traces that stay open: the one looked at, and the one before it."""
 _SCOPE: Final = ("run", "traces", "rank", "other")
 """Options of an address that choose the trace, the same for every document; a run's number of traces grows."""
+_MOST_DIAGNOSED: Final = 64
+"""Ranks that are diagnosed for what the job saves; of more, each rank's savings are those by its trace alone."""
 _MOST_WATCHED: Final = 1_000
 """Recordings of a watched job that the page draws: a week at one every ten minutes."""
 _RANK: Final = re.compile(r"rank[-_.]?0*(\d+)")
@@ -67,6 +73,8 @@ class Job:
             return self._other(options["other"]).document(name, further)
         if name == "ranks":
             return self.ranks.document(options)
+        if name == "diagnosis" and len(self.files) > 1:
+            return self.ranks.diagnosis(self.opened(options), of_job="job" in options)
         if name in CHOICES:
             return CHOICES[name](self, options)
         if name not in MAKERS:
@@ -178,6 +186,17 @@ class Job:
             return f"{file}: a bug in stepscope ({type(error).__name__})"
         return found or f"{file} has no summary"
 
+    def report(self, file: Path) -> TraceReport | str:
+        """The diagnosis of a rank as its page shows it, or why there is none."""
+        try:
+            report = self.read(file).report
+            findings = tuple(replace(each, change=None) for each in report.diagnosis.findings)  # which hold the trace
+            return replace(report, diagnosis=replace(report.diagnosis, findings=findings))
+        except StepscopeError as error:
+            return str(error)
+        except Exception as error:  # noqa: BLE001 - one rank does not stop the others
+            return f"{file}: a bug in stepscope ({type(error).__name__})"
+
     def _middle(self, whole: Trace, file: Path) -> Trace:
         from stepscope.trace.excerpt import middle_of
 
@@ -214,9 +233,13 @@ class Ranks:
         self._lock = threading.Lock()
         self._known: dict[Path, RankSummary] = {}
         self._missing: list[Path] | None = None
-        self._compared: tuple[int, pl.DataFrame, list[str], Exchanges] | None = None
+        self._compared: tuple[int, _Together] | None = None
+        self._reports: dict[str, TraceReport] = {}
+        self._across: tuple[Finding, ...] | None = None
+        self._is_done = False
 
     def document(self, options: Options) -> dict[str, Any]:
+        from stepscope.report.diagnosis import finding_json
         from stepscope.view.drawings import ranks_json
 
         if len(self._job.files) < 2:
@@ -228,13 +251,46 @@ class Ranks:
         of = len(self._job.files)
         if not known and len(unreadable) == of:
             raise UsageError(f"no trace of {self._job.path} can be read: {unreadable[0]}")
-        late, titles, together = self._together(known)
+        together = self._together(known)
         steps = [each.steps for each in known]
-        step = number(options, "step")
-        return ranks_json(steps, options.get("cause"), late, titles, unreadable, of, together, step)
+        step, cause = number(options, "step"), options.get("cause")
+        shown = ranks_json(steps, cause, together.late, together.sentences, unreadable, of, together.exchanges, step)
+        return {
+            **shown,
+            "findings": [finding_json(each) for each in (together.findings if self._across is None else self._across)],
+            "saves_ns": self._saves([each.path for each in steps]),
+            "diagnosing": self._is_diagnosed_too and not self._is_done,
+        }
 
-    def _together(self, known: Sequence[RankSummary]) -> tuple[pl.DataFrame, list[str], Exchanges]:
-        """What collectives tell of the ranks that are there, and the sentences about them once all are."""
+    def diagnosis(self, opened: OpenTrace, *, of_job: bool) -> dict[str, Any]:
+        """The diagnosis of a rank by its own trace, or with what the job saves.
+
+        Raises:
+            NoDocument: the ranks are not diagnosed yet.
+        """
+        from stepscope.diagnosis.ranks import without_asked_of_all
+        from stepscope.report.diagnosis import json_report
+
+        metadata = opened.trace.metadata
+        if of_job:
+            if metadata.path not in self._reports:
+                raise NoDocument("the ranks are not diagnosed yet")
+            return json_report(self._reports[metadata.path])
+        report = opened.report
+        if len(self._job.files) >= (metadata.world_size or 2):
+            report = replace(report, diagnosis=without_asked_of_all(report.diagnosis))
+        return json_report(report)
+
+    def _saves(self, paths: Sequence[str]) -> list[int] | None:
+        """What the job saves by each rank's best finding; None until the ranks are diagnosed."""
+        from stepscope.report.diagnosis import largest_saving
+
+        reports = self._reports
+        is_all = bool(paths) and reports.keys() >= set(paths)
+        return [largest_saving(reports[path]) for path in paths] if is_all else None
+
+    def _together(self, known: Sequence[RankSummary]) -> _Together:
+        """What collectives tell of the ranks that are there, and what is found about them once all are."""
         from stepscope.analysis.matching import matched_collectives
         from stepscope.diagnosis.job import job_of, job_steps
         from stepscope.diagnosis.ranks import across_ranks, exchanges
@@ -244,11 +300,11 @@ class Ranks:
         if self._compared is None or self._compared[0] != len(records):
             late = matched_collectives([record.collectives for record in records])
             is_all = len(records) + len(self._job.unreadable) == len(self._job.files)
-            titles = [finding.title for finding in across_ranks(records, late)] if is_all else []
-            if is_all and (job := job_of(known, late)) is not None:
-                titles += job_sentences(job_steps(job, known))
-            self._compared = len(records), late, titles, exchanges(records, late)
-        return self._compared[1:]
+            findings = across_ranks(records, late) if is_all else ()
+            job = job_of(known, late) if is_all else None
+            sentences = () if job is None else tuple(job_sentences(job_steps(job, known)))
+            self._compared = len(records), _Together(late, tuple(findings), sentences, exchanges(records, late))
+        return self._compared[1]
 
     def _begin(self) -> None:
         """Take the summaries that are kept, and have the others made."""
@@ -259,8 +315,12 @@ class Ranks:
         for file in self._job.files:
             found = kept_as_rank(self._job.arguments, file, lambda: None)
             self._missing.append(file) if found is None else self._take(file, found)
-        if self._missing:
+        if self._missing or self._is_diagnosed_too:
             threading.Thread(target=self._read, args=(self._missing,), name="ranks", daemon=True).start()
+
+    @property
+    def _is_diagnosed_too(self) -> bool:
+        return len(self._job.files) <= _MOST_DIAGNOSED
 
     def _take(self, file: Path, found: RankSummary | str) -> None:
         with self._lock:
@@ -271,17 +331,44 @@ class Ranks:
                 self._job.know_rank(file, found.steps.rank)
 
     def _read(self, files: list[Path]) -> None:
-        for file, found in summaries(self._job, files):
+        for file, found in of_ranks(self._job, files, Job.summary, _summary_in_process):
             self._take(file, found)
+        if self._is_diagnosed_too:
+            self._diagnose()
+        self._is_done = True
+
+    def _diagnose(self) -> None:
+        """Diagnose every rank, and promise what the job saves."""
+        found = [report for _, report in of_ranks(self._job, list(self._known), Job.report, _report_in_process)]
+        reports = sorted((report for report in found if not isinstance(report, str)), key=lambda each: each.order)
+        if len(reports) == len(found):
+            self._across = across(reports)
+            reports, _ = as_job(reports, 0.0)
+            self._reports = {report.diagnosis.metadata.path: report for report in reports}
 
 
-def summaries(job: Job, files: Sequence[Path]) -> Iterator[tuple[Path, RankSummary | str]]:
-    """The summaries of these ranks, or why a trace cannot be read, in any order; many are made in processes."""
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """What the ranks tell together: findings and sentences only once all are there."""
+
+    late: pl.DataFrame
+    findings: tuple[Finding, ...]
+    sentences: tuple[str, ...]
+    exchanges: Exchanges
+
+
+def of_ranks(
+    job: Job,
+    files: Sequence[Path],
+    here: Callable[[Job, Path], _Found | str],
+    in_process: Callable[[Path], _Found | str],
+) -> Iterator[tuple[Path, _Found | str]]:
+    """What is found of each rank, or why its trace cannot be read, in any order; of many ranks, in processes."""
     if len(files) <= FEW:
-        yield from ((file, job.summary(file)) for file in files)
+        yield from ((file, here(job, file)) for file in files)
         return
     given = argparse.Namespace(**{**vars(job.arguments), "quiet": True}), job.path
-    for file, found in in_processes(_summary_in_process, files, begin=_prepare, given=given, spared=1):
+    for file, found in in_processes(in_process, files, begin=_prepare, given=given, spared=1):
         yield file, found or f"{file} cannot be read: the process that read it ended, perhaps for lack of memory"
 
 
@@ -294,6 +381,10 @@ def _prepare(arguments: argparse.Namespace, path: str) -> None:
 
 def _summary_in_process(file: Path) -> RankSummary | str:
     return _jobs[0].summary(file)
+
+
+def _report_in_process(file: Path) -> TraceReport | str:
+    return _jobs[0].report(file)
 
 
 class Page:
@@ -353,6 +444,8 @@ class Page:
         """Options of an address that the document of this name heeds."""
         if name == "ranks":
             return (*_SCOPE, "cause", "step")
+        if name == "diagnosis":
+            return (*_SCOPE, "job")
         if name == "watch":
             return ("job",)
         made = CHOICES.get(name) or MAKERS.get(name)
@@ -406,7 +499,8 @@ class Page:
                 raise
             if self._folder is not None:
                 title = self._folder.name
-        return session_of(title, kind, documents, others)
+        found = session_of(title, kind, documents, others)
+        return found | ({"path": job.path} if kind == "ranks" else {})
 
 
 def _watched(job: str | None) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from stepscope.commands.shared.options import (
 )
 from stepscope.commands.watch.job import Tell, Watch
 from stepscope.errors import AgentError, UsageError
+from stepscope.report.format import span
 
 if TYPE_CHECKING:
     from stepscope.commands.watch.delivery import Deliveries, Metrics
@@ -59,7 +60,7 @@ def follow(watch: Watch, show: Callable[[Watched], None]) -> None:
         has_any = has_any or found.problem is None
         left = None if left is None else left - 1
         if found.problem is not None and watch.is_lost:
-            watch.tell(f"{watch.job} could not be recorded for {watch.arguments.patience:.0f} s: the watch ends")
+            watch.tell(f"{watch.job} could not be recorded for {span(watch.arguments.patience)}: the watch ends")
             left = 0
         if left == 0:
             break
@@ -79,7 +80,7 @@ class Outlets:
         self._metrics: Metrics | None = None if arguments.metrics is None else delivery.Metrics(arguments.metrics)
         self._json, self._tell = arguments.json, tell
         if self._metrics is not None:
-            tell(f"metrics are at port {self._metrics.port}, path /metrics")
+            tell(f"metrics are at {self._metrics.url}")
 
     def take(self, watch: Watch, found: Watched) -> None:
         from stepscope.report.document import compact_json
@@ -128,7 +129,7 @@ def _run(arguments: argparse.Namespace) -> int:
     outlets = Outlets(arguments, tell)
     try:
         watch = Watch(arguments, alerts, WatchLog(), tell)
-        tell(f"{arguments.steps} steps of {watch.job} are recorded every {arguments.every / 60:g} min")
+        tell(f"{arguments.steps} steps of {watch.job} are recorded every {span(arguments.every)}")
 
         def shown(found: Watched) -> None:
             outlets.take(watch, found)

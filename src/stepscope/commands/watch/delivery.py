@@ -160,6 +160,8 @@ class Metrics:
         except OSError as error:
             raise UsageError(f"--metrics cannot listen at {address}: {error.strerror or error}") from error
         self.port: int = self._server.server_address[1]
+        shown = f"[{host}]" if ":" in host else host or "0.0.0.0"
+        self.url = f"http://{shown}:{self.port}/metrics"
         threading.Thread(
             target=self._server.serve_forever, args=(_POLL_S,), name="stepscope-metrics", daemon=True
         ).start()

@@ -16,11 +16,14 @@ from stepscope.commands.record.attach import agents_of, fetched, in_all, run_of
 from stepscope.commands.shared.options import record_options, user_code_from
 from stepscope.commands.shared.reading import encodable
 from stepscope.errors import AgentError, StepscopeError, UsageError
+from stepscope.report.format import duration, share, span
 
 if TYPE_CHECKING:
     from stepscope.compare.watching import Alert
     from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.record.agent.client import AgentClient, Started
+    from stepscope.record.agent.protocol import AgentFile
+    from stepscope.record.run_folder import RunFolder
     from stepscope.record.watch_log import Watched, WatchLog
     from stepscope.trace import Trace
 
@@ -28,6 +31,9 @@ _LEARN_S: Final = 30.0
 """How long steps are counted before the first recording, to know the job's pace."""
 _AGAIN_S: Final = 60.0
 """After a failure the next try comes earlier."""
+_END_S: Final = 10.0
+"""How long a run may take to end after its agent."""
+_POLL_S: Final = 0.25
 _NOTABLY: Final = 1.05
 _FEW: Final = 10
 _MOST_MEMORY: Final = 1 << 60
@@ -85,7 +91,8 @@ class Watch:
         self.ended = threading.Event()
         self._log = log
         self._last: Count | None = None
-        self._has_begun = False
+        self._has_begun = self._has_told_end = False
+        self._agents: list[AgentFile] = []  # of the processes that answered last, those on this machine
         self._traces: tuple[str, ...] = ()
         self._answered_s = time.monotonic()
         self.history = log.of(self.job, last=RECENT)
@@ -107,9 +114,13 @@ class Watch:
         except Exception as error:
             if isinstance(error, UsageError) and not self._has_begun:
                 raise
-            if isinstance(error, AgentError) and self._has_ended():
-                return None
             problem = encodable(str(error)[:_LONGEST_PROBLEM]) if isinstance(error, StepscopeError) else _bug(error)
+            if isinstance(error, AgentError):
+                end = self._end(error)
+                if end == "" or (end is not None and self._has_told_end):
+                    return None
+                self._has_told_end = end is not None
+                problem = end or self._gone() or problem
             found = Watched(job=self.job, unix_s=begun_s, problem=problem, traces=self._traces)
             self._last = None
         self._has_begun = True
@@ -156,6 +167,7 @@ class Watch:
         after = _counted(clients)
         pace_s = None if self._last is None else before.step_s_since(self._last)
         self._last = after
+        self._agents = _agents_here(after.processes)
         paid_s = None if pace_s is None else (after.at_s - before.at_s) - (after.step - before.step) * pace_s
         return Watched(
             job=self.job,
@@ -196,8 +208,14 @@ class Watch:
     def _with_events(self, found: Watched) -> Watched:
         import msgspec
 
-        events = tuple(event for alert in self.alerts if (event := alert.seen(self.history)) is not None)
-        return msgspec.structs.replace(found, events=events)
+        from stepscope.report.watch import alert_sentence
+
+        events = [(alert, event) for alert in self.alerts if (event := alert.seen(self.history)) is not None]
+        said = (
+            msgspec.structs.replace(event, sentence=alert_sentence(alert, event, self.history))
+            for alert, event in events
+        )
+        return msgspec.structs.replace(found, events=tuple(said))
 
     def _keep(self, found: Watched) -> None:
         """Write the recording, and remove the traces of all but the latest and those with an alert."""
@@ -230,17 +248,58 @@ class Watch:
         if wanted_s > self.every_s * _NOTABLY:
             most = self.arguments.most_cost
             self.tell(
-                f"a recording takes {least_s * most:.2f} s from {self.job}: the next ones come every {wanted_s:.0f} s, "
-                f"so that they cost at most {most:.2%}"
+                f"a recording takes {duration(least_s * most * 1e9)} from {self.job}: the next ones come every "
+                f"{span(wanted_s)}, so that they cost at most {share(most)}"
             )
         self.every_s = wanted_s
 
-    def _has_ended(self) -> bool:
-        """Whether the targets are runs that have ended."""
+    def _end(self, error: AgentError) -> str | None:
+        """How the watched runs ended, "" without an error; None if they have not, or it is not known.
+
+        A run ends a while after its agent, as it is analysed before.
+        """
+        from stepscope.record.agent.client import RefusedError
+
+        runs = self._runs()
+        until = time.monotonic() + (0 if isinstance(error, RefusedError) or not self._has_begun else _END_S)
+        while runs:
+            with contextlib.suppress(StepscopeError):
+                manifests = [run.manifest() for run in runs]
+                if all(each.ended_unix_s is not None for each in manifests):
+                    failed = next((each.exit_code for each in manifests if each.exit_code), None)
+                    is_late = failed is not None and self._has_begun
+                    return f"{self.job} has ended with exit code {failed}" if is_late else ""
+            if time.monotonic() > until or self._gone() or self.ended.wait(_POLL_S):
+                return None
+        return None
+
+    def _runs(self) -> list[RunFolder]:
+        """The folders of the watched runs; none where a target has none."""
+        from stepscope.record.run_folder import RunFolder
+
         with contextlib.suppress(StepscopeError):
             runs = [run_of(target) for target in self.arguments.targets]
-            return all(run is not None and run.manifest().ended_unix_s is not None for run in runs)
-        return False
+            if all(runs):
+                return [run for run in runs if run is not None]
+            places = {each.run for each in self._agents}
+            return [RunFolder.open(place) for place in places if place]
+        return []
+
+    def _gone(self) -> str:
+        """That processes are gone, where they are known to be, on this machine; "" else."""
+        gone = [each.pid for each in self._agents if each.is_gone]
+        if not gone:
+            return ""
+        numbers = ", ".join(map(str, gone[:_FEW]))
+        is_one = len(gone) == 1
+        how = "was killed or has crashed" if self._runs() else "has ended, was killed or has crashed"
+        return f"{self.job} {how}: its process{'' if is_one else 'es'} {numbers} {'is' if is_one else 'are'} gone"
+
+
+def _agents_here(processes: Sequence[tuple[Any, Any]]) -> list[AgentFile]:
+    from stepscope.record.agent.protocol import agents_in, user_agents
+
+    return [each for each in agents_in(user_agents()) if each.is_here and (each.host, each.pid) in processes]
 
 
 def _job_name(targets: Sequence[str]) -> str:
