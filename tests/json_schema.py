@@ -759,6 +759,8 @@ class SlowWorkers(
     usual_ns: int
     not_logged_ns: int
     causes: list[str]
+    saved_ns: dict[str, int]
+    gpus_of_worker: int | None
     slowest: list[tuple[int, int]]
     last_stage_ratio: float
 

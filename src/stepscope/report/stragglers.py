@@ -15,6 +15,8 @@ _TELLING: Final = 0.25
 """Share of the lost time that a cause must explain to be told."""
 _NOTEWORTHY: Final = 1.02
 """Slowdown from which a step has stragglers."""
+_BEYOND: Final = 1.01
+"""Share of the lost time from which it is told that a cause's own is larger than all."""
 _NAMES: Final[dict[Cause, str]] = {
     "workers": "the slowest workers",
     "last_stage": "the last pipeline stage",
@@ -57,12 +59,11 @@ def stragglers_document(path: str, found: Stragglers) -> Document:
     told = [_told(cause, found) for cause in causes_told(found)]
     if told:
         blocks.append(Section("Why, and what to change", (Items(tuple(told)),)))
+    saved = saved_ns(found)
+    lost = max((found.step_s - found.usual_s) * 1e9, 1.0)
     shares = pl.DataFrame(
-        [
-            (_NAMES[cause], min(max(part, 0.0), 1.0), round(part * (found.step_s - found.usual_s) * 1e9))
-            for cause, part in found.shares.items()
-        ],
-        schema={"if_only_these_were_as_usual": pl.String, "of_the_lost_time_share": pl.Float64, "saved_ns": pl.Int64},
+        [(_NAMES[cause], ns / lost, duration(ns) if ns else "nothing") for cause, ns in saved.items()],
+        schema={"if_only_these_were_as_usual": pl.String, "of_the_lost_time_share": pl.Float64, "saved": pl.String},
         orient="row",
     )
     blocks.append(Section("What a step would save", (Table(shares, "causes"),)))
@@ -70,7 +71,9 @@ def stragglers_document(path: str, found: Stragglers) -> Document:
     workers = workers.drop([] if (workers["rank"] >= 0).any() else ["rank"])
     blocks.append(Section("Workers, the slowest first", (Table(workers, "workers"),)))
     types = pl.DataFrame(
-        list(found.types.items()), schema={"operation": pl.String, "slowdown": pl.Float64}, orient="row"
+        [(name, f"{slowdown:.3f}") for name, slowdown in found.types.items()],
+        schema={"operation": pl.String, "slowdown": pl.String},
+        orient="row",
     )
     blocks.append(Section("Types of operations, if only these lasted as they did", (Table(types, "types"),)))
     blocks.append(Section("How it was found", (Items(tuple(_basis(found))),)))
@@ -81,13 +84,26 @@ _WORKERS: Final[dict[str, type[pl.DataType]]] = {
     "rank": pl.Int64,
     "dp_rank": pl.Int64,
     "stage": pl.Int64,
-    "slowdown": pl.Float64,
-    "computes_times_its_peers": pl.Float64,
+    "slowdown": pl.String,
+    "computes_times_its_peers": pl.String,
 }
 
 
-def _row(worker: Worker) -> tuple[int, int, int, float, float]:
-    return worker.rank, worker.dp_rank, worker.stage, worker.slowdown, worker.compute_ratio
+def _row(worker: Worker) -> tuple[int, int, int, str, str]:
+    return worker.rank, worker.dp_rank, worker.stage, f"{worker.slowdown:.3f}", f"{worker.compute_ratio:.3f}"
+
+
+def saved_ns(found: Stragglers) -> dict[Cause, int]:
+    """What a step saves if only a cause's operations are as usual: nothing at least, and at most what is lost."""
+    lost = max(round((found.step_s - found.usual_s) * 1e9), 0)
+    return {cause: round(min(max(part, 0.0), 1.0) * lost) for cause, part in found.shares.items()}
+
+
+def gpus_of_row(found: Stragglers) -> int | None:
+    """GPUs for which a worker stands, by the distance of the logged ranks; None where it is unknown or one."""
+    ranks = sorted(each.rank for each in found.workers)
+    apart = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    return apart if apart > 1 and ranks == [place * apart for place in range(len(ranks))] else None
 
 
 def _name(worker: Worker) -> str:
@@ -104,12 +120,12 @@ def _slow(worker: Worker, found: Stragglers) -> str:
 
 
 def _told(cause: Cause, found: Stragglers) -> str:
-    part = f"{share(min(found.shares[cause], 1.0))} of the lost time"
+    part = f"{share(min(found.shares[cause], 1.0))} of the lost time ({duration(saved_ns(found)[cause])} a step)"
     if cause == "workers":
         slow = ", ".join(_slow(each, found) for each in found.slowest)
         return (
-            f"{part}: {slow}. Compare clocks, temperatures, memory errors and other processes on that machine, and "
-            "replace it if nothing else runs there."
+            f"{part}: {slow}. Check that machine: compare its clocks, temperatures, memory errors and other processes "
+            "with those of the others."
         )
     if cause == "last_stage":
         return (
@@ -146,6 +162,19 @@ def _basis(found: Stragglers) -> Iterator[str]:
         )
     else:
         yield f"The replayed step is {delay} longer than the logged one, in which operations of a worker overlap."
+    for cause, part in found.shares.items():
+        if part >= _BEYOND:
+            alone = duration(round(part * (found.step_s - found.usual_s) * 1e9))
+            yield (
+                f"With only {_NAMES[cause]} as usual the replayed step is {alone} shorter, more than is lost, as other "
+                "operations are faster than usual: what is beyond the lost time does not count as saved."
+            )
+    apart = gpus_of_row(found)
+    if apart is not None:
+        yield (
+            f"The logged ranks are {apart} apart, so that each of the {len(found.workers)} rows stands for {apart} "
+            f"GPUs, {apart * len(found.workers)} in all."
+        )
     yield "A worker's slowdown is the smaller of its data-parallel rank's and its stage's, each replayed alone."
 
 
@@ -162,6 +191,8 @@ def stragglers_json(path: str, found: Stragglers) -> dict[str, Any]:
             "slowdown": found.slowdown,
             "causes": causes_told(found),
             "shares": found.shares,
+            "saved_ns": saved_ns(found),
+            "gpus_of_worker": gpus_of_row(found),
             "slowest": [(each.dp_rank, each.stage) for each in found.slowest],
             "workers": found.workers,
             "types": found.types,

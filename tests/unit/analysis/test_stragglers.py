@@ -16,6 +16,7 @@ from stepscope.analysis.stragglers import stragglers
 from stepscope.commands import main
 from stepscope.errors import UnreadableTraceError
 from stepscope.readers.operation_log import operation_log
+from stepscope.report.stragglers import gpus_of_row, saved_ns
 
 STAGES, RANKS, BATCHES, STEPS = 4, 4, 8, 3
 Length = Callable[[int, int, int, int], float]
@@ -310,6 +311,9 @@ def test_the_study_is_reproduced(name: str, cause: str, form: str) -> None:
     assert found.shares["last_stage"] == pytest.approx(stage["Ms"], abs=1e-4)
     assert found.step_s == pytest.approx(workers["tori"], rel=1e-5)
     assert next(iter(found.shares)) == cause
+    lost = round((found.step_s - found.usual_s) * 1e9)
+    assert all(0 <= ns <= lost for ns in saved_ns(found).values())
+    assert gpus_of_row(found) == (4 if form.endswith("parquet") and name == "AR" else None)  # else ranks are unknown
     by_type = result["blocking_decompose_by_optype"]
     alike = [kind for kind in found.types if kind in by_type]  # the study counts sends and receives together
     assert {"forward-compute", "backward-compute", "grads-reduce-scatter"} <= set(alike)

@@ -49,7 +49,7 @@ def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> No
     text = shown(monkeypatch, 9.0, 12.0, 15.0, 30.0, is_terminal=False)
 
     assert text == (
-        "\rstepscope: reading a\\x1b.json: 50.0 % of 4.0 MiB, 12.00 s left\n"
+        "\rstepscope: reading a\\x1b.json: 50.0 % of 4.0 MiB, 12 s left\n"
         "\rstepscope: reading a\\x1b.json: 100.0 % of 4.0 MiB\n"
     )
 
