@@ -411,6 +411,7 @@ class Whatif(
         _part(JobProspect, "measured_step_ns", "step_ns", "saving_share", "last", "last_then", "changed", "error_share")
         | None
     )
+    job_steps: NotRequired[JobSteps]
     resources_then: _rows(critical_path.RESOURCE_SCHEMA) | None
     critical_path: _rows(critical_path.PATH_SCHEMA) | None
     slack: _rows(critical_path.SLACK_SCHEMA) | None

@@ -300,7 +300,7 @@ def _late(waits: _Waits) -> Finding | None:
         saved,
         share,
         "how much later it reaches each collective than the rank before it, and holds up those that it exchanges with, "
-        "while the others do nothing but communicate",
+        f"while the others do nothing but communicate{told.basis}",
         "low",
         Evidence(
             (
@@ -338,7 +338,7 @@ def _shared(waits: _Waits) -> Finding | None:
         saved,
         share,
         "what ranks wait in collectives for these ranks, and for those that these hold up, while they do nothing "
-        "but communicate",
+        f"but communicate{told.basis}",
         "low",
         Evidence(
             (
@@ -381,7 +381,7 @@ def _apart(waits: _Waits) -> Finding | None:
         saved,
         share,
         "mean wait of the ranks for the last one in each collective, while they do nothing but communicate: what a "
-        "step would save if the same work were spread evenly",
+        f"step would save if the same work were spread evenly{told.basis}",
         "low",
         Evidence(
             (
@@ -523,6 +523,7 @@ class _Told:
     figures: tuple[Figure, ...] = ()
     remedy: Remedy | None = None
     where: tuple[Location, ...] = ()
+    basis: str = ""
 
 
 def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, saved: int, name: str = "") -> _Told:
@@ -544,8 +545,13 @@ def _told(records: Sequence[RankRecord], why: Sequence[Reason], steps: int, save
         words, remedy = _LATER[reason.cause]
         figure = Figure(f"how much later {name} {words}, per step", ns, "ns")
         text = f"{words} {longer} later than the others"
+        basis = f"; {min(ns, saved) / 1e6:,.1f} ms of it may be only the later start of the recording"
         return _Told(
-            f", which {text}", f"; {name} {text}", (figure,), Remedy(remedy.format(name=name), _diagnose(record))
+            f", which {text}",
+            f"; {name} {text}",
+            (figure,),
+            Remedy(remedy.format(name=name), _diagnose(record)),
+            basis=basis if reason.cause == "begin" else "",
         )
     if reason.cause == BUSY:
         much, more, remedy = _of_device(records, reason, ns, name)

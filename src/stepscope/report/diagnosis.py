@@ -258,8 +258,14 @@ def diagnosis_document(
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
     shared = [_finding(number, each, slowest) for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
-    head = Section(title, (Table(rank_table(diagnoses, () if job is None else job.apart)),), style="summary")
+    table = _rank_table(diagnoses, job)
     below = f"Below: {rank_name(best.diagnosis)}, which can save most. -v shows every {things.removesuffix('s')}."
+    told = (
+        *section_if(f"The {things} together", *shared),
+        *job_section(job, {rank_name(each) for each in diagnoses if is_cut(each)}),
+    )
+    head = Section(title, table, style="summary")
+    together = (*told, head) if len(reports) > _MOST_RANKS else (head, *told)
     groups = [
         Group(name, tuple(_rank(report, name)), f"r{number}")
         for number, report in enumerate(reports)
@@ -269,16 +275,37 @@ def diagnosis_document(
     return Document(
         title,
         (
-            head,
+            *together,
             *without,
-            *section_if(f"The {things} together", *shared),
-            *job_section(job, {rank_name(each) for each in diagnoses if is_cut(each)}),
             *_exchanges(reports),
             *logged,
             *texts("" if every else below),
             *groups,
         ),
     )
+
+
+_MOST_RANKS: Final = 16
+"""So many ranks each have a row; of more, those that are late or differ most from the others."""
+_SHOWN_RANKS: Final = 12
+
+
+def _rank_table(diagnoses: Sequence[Diagnosis], job: JobSteps | None) -> tuple[Block, ...]:
+    """A row for each rank; of many, first those that are late or not whole, then those that differ."""
+    apart = () if job is None else job.apart
+    table = rank_table(diagnoses, apart)
+    if len(diagnoses) <= _MOST_RANKS:
+        return (Table(table),)
+    late = set() if job is None else set(job.holders["rank"].drop_nulls())
+    first = [rank_name(each) in late or rank_name(each) in apart or is_cut(each) for each in diagnoses]
+    shares = [pl.col(name) for name, kind in table.schema.items() if kind == pl.Float64]
+    steps = pl.col("step_ns") / pl.col("step_ns").median()
+    apart_by = pl.sum_horizontal((each - each.median()).abs().fill_null(0) for each in (steps, *shares))
+    order = table.with_columns(pl.Series("first", first), apart=apart_by.round(3))
+    order = order.sort("first", "apart", descending=True, maintain_order=True)
+    shown = order.head(max(min(sum(first), _MOST_RANKS) + 1, _SHOWN_RANKS)).drop("first", "apart")
+    rest = len(diagnoses) - shown.height
+    return (Table(shown), Text(f"{count(rest)} more ranks differ less from the middle one."))
 
 
 def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:

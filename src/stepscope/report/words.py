@@ -527,7 +527,9 @@ def _rank_row(diagnosis: Diagnosis, apart: Collection[str]) -> tuple[object, ...
     device = worst_device(diagnosis)
     rank = diagnosis.metadata.rank
     name = str(rank) if rank is not None else diagnosis.metadata.path
-    top = diagnosis.findings[0].title if diagnosis.findings else ""
+    top = next(
+        (each.title for each in diagnosis.findings if each.saving_ns_per_step or each.ends_run_in_ns is not None), ""
+    )
     lacks = "cut off" if is_cut(diagnosis) else "not whole" if rank_name(diagnosis) in apart else None
     if device is None:
         return (name, lacks, diagnosis.step_ns, None, None, None, top)
