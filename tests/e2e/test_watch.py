@@ -79,7 +79,7 @@ def test_a_training_is_watched_until_it_is_killed(tmp_path: Path) -> None:
         try:
             assert watch.stdout is not None
             assert watch.stderr is not None
-            port = re.search(r"metrics are at port (\d+)", watch.stderr.readline())
+            port = re.search(r"metrics are at http://127.0.0.1:(\d+)/metrics", watch.stderr.readline())
             assert port
             said = [watch.stdout.readline() for _ in range(3)]
             with urllib.request.urlopen(f"http://127.0.0.1:{port[1]}/metrics", timeout=TIMEOUT_S) as answer:

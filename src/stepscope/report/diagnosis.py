@@ -440,7 +440,8 @@ def clock_sentence(found: Exchanges) -> str:
     error, name = max((clock.error_ns, name) for name, clock in found.clocks)
     drift, whose = max((abs(clock.drift), name) for name, clock in found.clocks)
     drifts = f" That of {whose} drifts by {drift * 1e6:,.1f} us in a second, which is taken out." if drift else ""
-    wait = max(row["wait_ns"] / max(row["per_step"], 1) for row in found.table.iter_rows(named=True))
+    rows = found.table.iter_rows(named=True)
+    wait = max((row["wait_ns"] / max(row["per_step"], 1) for row in rows), default=0.0)
     doubt = " That is no less than ranks wait in an exchange on average: these waits are not certain." if error else ""
     return (
         f"Clocks are aligned by the ends of {count(found.count)} exchanges; what remains is at most "

@@ -282,7 +282,7 @@ class TestDiagnose:
         assert out.startswith("2 ranks\n")
         assert err == ""
         assert "settings.json is not a trace: no list of trace events was found in it." in " ".join(out.split())
-        assert re.findall(r"^  ([01]) +120\.3 ms", out, flags=re.MULTILINE) == ["0", "1"]
+        assert re.findall(r"^  ([01]) +cut off +120\.3 ms", out, flags=re.MULTILINE) == ["0", "1"]
 
     def test_a_folder_without_a_trace(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "settings.json").write_text('{"no": "trace"}')

@@ -83,7 +83,7 @@ def test_a_trace_against_itself(slow: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["compare", slow, slow, "--fail-if-slower", "0%"]) == 0
 
     text = capsys.readouterr().out
-    assert "No difference shown: a step takes 160.5 us instead of 160.5 us, the same" in text
+    assert "No difference shown: a step takes 160.5 us in both, the same" in text
     assert "No cause of busy or idle time differs by 1 % of a step or more." in text
     assert "- Both sides are the same trace." in text
 
