@@ -22,7 +22,7 @@ OPEN_PAGE: Final = "stepscope.openPage"
 WHAT_IF: Final = "stepscope.whatif"
 _WARNING_SHARE: Final = 0.10
 _INFORMATION_SHARE: Final = 0.03
-"""Of the step that a finding saves: what saves less is a hint."""
+"""Share of the step below which a finding is shown as a hint."""
 _SMALLEST_SHARE: Final = 0.002
 """Of all time that a line has to cost to get a hint."""
 _MOST_PLACES: Final = 20
