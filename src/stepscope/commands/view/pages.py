@@ -66,6 +66,13 @@ class Job:
         self._ranks: dict[Path, int | None] = {}
         self._others: dict[str, Job] = {}
 
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, trace: Trace) -> Job:
+        """The page of a trace that is open already."""
+        job = cls(arguments, "-")
+        job._open[job.files[0]] = OpenTrace(job.arguments, trace)
+        return job
+
     def document(self, name: str, options: Options) -> Any:
         """A document; with the option "other" that of one of the further paths, by its number."""
         if "other" in options:
@@ -387,6 +394,12 @@ def _report_in_process(file: Path) -> TraceReport | str:
     return _jobs[0].report(file)
 
 
+def options_of(name: str) -> tuple[str, ...]:
+    """Options that a document of one trace heeds."""
+    made = CHOICES.get(name) or MAKERS.get(name)
+    return () if made is None else made.options
+
+
 class Page:
     """The page of what the command line names, or without a path of the runs; of several runs one is open at a time."""
 
@@ -448,8 +461,7 @@ class Page:
             return (*_SCOPE, "job")
         if name == "watch":
             return ("job",)
-        made = CHOICES.get(name) or MAKERS.get(name)
-        return _SCOPE if made is None else (*_SCOPE, *made.options)
+        return (*_SCOPE, *options_of(name))
 
     def job(self, options: Options) -> Job:
         if "run" not in options and self._named is not None:
