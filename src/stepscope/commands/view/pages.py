@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from stepscope.commands.read.diagnose import MOST_ROWS, across, as_job
+from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
+from stepscope.commands.read.reports import across, as_job
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
