@@ -48,11 +48,8 @@ def package_state() -> list[tuple[int, int]]:
     return found
 
 
-def keep_newest(folder: Path, most_bytes: int) -> None:
-    """Remove the oldest files of a folder that has more than these bytes.
-
-    Raises OSError if one cannot be removed.
-    """
+def _keep_newest(folder: Path, most_bytes: int) -> None:
+    """Remove the oldest files of a folder that has more than these bytes."""
     with os.scandir(folder) as files:
         found = sorted(((each.stat().st_mtime, each.stat().st_size, each.path) for each in files), reverse=True)
     taken = 0
@@ -90,14 +87,17 @@ def whole_file(path: Path, *, private: bool = False) -> Iterator[BinaryIO]:
 _DIGEST: Final = 32
 
 
-def keep_sealed(path: Path, data: bytes) -> None:
-    """Write bytes behind their SHA-256 into a private folder.
+def keep_sealed(path: Path, data: bytes, most_bytes: int) -> None:
+    """Write bytes behind their SHA-256 into a private folder, whose files are named by hashes; a full disk is no error.
 
-    Raises OSError if that is not possible.
+    The newest files of the folder are kept, up to about `most_bytes`.
     """
-    private_folder(path.parent)
-    with whole_file(path, private=True) as file:
-        file.write(hashlib.sha256(data).digest() + data)
+    with contextlib.suppress(OSError):
+        private_folder(path.parent)
+        with whole_file(path, private=True) as file:
+            file.write(hashlib.sha256(data).digest() + data)
+        if path.name.startswith("0"):  # now and then, as it looks at all of them
+            _keep_newest(path.parent, most_bytes)
 
 
 def kept_sealed(path: Path) -> bytes | None:

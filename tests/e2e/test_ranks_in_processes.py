@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from stepscope.commands import main
-from stepscope.commands.read import diagnose
+from stepscope.commands.read import reports
 from stepscope.commands.shared import processes
 from stepscope.errors import UsageError
 from tests.simulator.ranks import write_ranks
@@ -25,8 +25,8 @@ RANKS = 6
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(diagnose, "_WORTHWHILE_BYTES", 0)
-    monkeypatch.setattr(diagnose, "process_count", lambda files: 2)
+    monkeypatch.setattr(reports, "_WORTHWHILE_BYTES", 0)
+    monkeypatch.setattr(reports, "process_count", lambda files: 2)
     monkeypatch.setattr(processes, "process_count", lambda files, spared: 2)
     write_ranks(tmp_path / "ranks", RANKS, lambda step: 3)
     return tmp_path / "ranks"
@@ -90,10 +90,10 @@ def test_a_program_on_standard_input_diagnoses_ranks(folder: Path) -> None:
     target = folder.parent / "report.json"
     program = (
         "from stepscope.commands import main\n"
-        "from stepscope.commands.read import diagnose\n"
+        "from stepscope.commands.read import reports\n"
         "from stepscope.commands.shared import processes\n"
-        "diagnose._WORTHWHILE_BYTES = 0\n"
-        "diagnose.process_count = processes.process_count = lambda *_: 2\n"
+        "reports._WORTHWHILE_BYTES = 0\n"
+        "reports.process_count = processes.process_count = lambda *_: 2\n"
         f"main(['diagnose', {str(folder)!r}, '--json', {str(target)!r}])\n"
     )
     done = subprocess.run([sys.executable], input=program, text=True, capture_output=True, timeout=120, check=False)
@@ -114,7 +114,7 @@ def test_only_new_ranks_are_worth_processes(folder: Path, monkeypatch: pytest.Mo
         started.append(1)
         return iter(())
 
-    monkeypatch.setattr(diagnose, "in_processes", begin)
+    monkeypatch.setattr(reports, "in_processes", begin)
     report(folder, "--top", "3", "--debug")
     assert started == []
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepscope.compare import Comparison, compare_traces
-from stepscope.report.words import where_sentences
+from stepscope.report.comparison_words import where_sentences
 from tests.golden.opened import opened
 
 pytestmark = pytest.mark.traces

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.files import whole_file
+from stepscope.files import keep_sealed, kept_sealed, whole_file
 
 
 def test_nothing_is_seen_before_the_end(tmp_path: Path) -> None:
@@ -51,3 +51,13 @@ def test_the_longest_name_that_a_file_can_have(name: str, tmp_path: Path) -> Non
     with whole_file(place) as file:
         file.write(b"data")
     assert place.read_bytes() == b"data"
+
+
+def test_what_is_kept_stays_within_its_limit(tmp_path: Path) -> None:
+    old, new = tmp_path / "cache" / "f0", tmp_path / "cache" / "0f"
+    keep_sealed(old, bytes(1_000), 1_500)
+    os.utime(old, (1, 1))
+    keep_sealed(new, bytes(1_000), 1_500)
+
+    assert list(new.parent.iterdir()) == [new]
+    assert kept_sealed(new) == bytes(1_000)

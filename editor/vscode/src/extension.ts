@@ -37,6 +37,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     register("openPage", (uri) => ask("openPage", uri, (vscode.window.activeTextEditor?.selection.active.line ?? 0) + 1)),
   );
   await client.start();
+  await vscode.commands.executeCommand("setContext", "stepscope.isRunning", true);
   refresh();
 }
 

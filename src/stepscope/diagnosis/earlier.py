@@ -9,7 +9,6 @@ records of stepscope, tables and plain values.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 import numpy as np
 
-from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
+from stepscope.files import cache_folder, keep_sealed, kept_sealed, package_state
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import LookedUp, View
@@ -80,13 +79,9 @@ class Earlier:
         buffer = io.BytesIO()
         _Pickler(buffer, protocol=5).dump(self._values)
         data = buffer.getvalue()
-        if len(data) > _LARGEST_BYTES:
-            return
-        with contextlib.suppress(OSError):
-            keep_sealed(self._place, data)
-            if self._place.name.startswith("0"):  # now and then, as it looks at all of them
-                keep_newest(self._place.parent, _MOST_BYTES)
-        self._is_new = False
+        if len(data) <= _LARGEST_BYTES:
+            keep_sealed(self._place, data, _MOST_BYTES)
+            self._is_new = False
 
     @cached_property
     def _values(self) -> dict[Hashable, Any]:

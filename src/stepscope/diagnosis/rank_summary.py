@@ -30,7 +30,7 @@ from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
 from stepscope.diagnosis.finding import Location, Remedy
 from stepscope.diagnosis.view import View
-from stepscope.files import cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
+from stepscope.files import cache_folder, keep_sealed, kept_sealed, package_state
 from stepscope.machine.devices import find_device
 from stepscope.readers import place_in_job, trace_key
 from stepscope.trace.cache import TraceCache
@@ -347,11 +347,7 @@ def kept_summary(place: Path, path: str) -> RankSummary | None:
 
 def keep_summary(place: Path, summary: RankSummary) -> None:
     """Write a summary; a cache that cannot be written is left as it is."""
-    data = msgspec.msgpack.encode(summary, enc_hook=_encoded)
-    with contextlib.suppress(OSError):
-        keep_sealed(place, data)
-        if place.name.startswith("0"):  # now and then, as it looks at all of them
-            keep_newest(place.parent, _MOST_BYTES)
+    keep_sealed(place, msgspec.msgpack.encode(summary, enc_hook=_encoded), _MOST_BYTES)
 
 
 def _encoded(value: Any) -> bytes:

@@ -18,6 +18,7 @@ from stepscope.compare.statistics import NAME as WARM_UP_RULE
 from stepscope.compare.statistics import SampleComparison
 from stepscope.predict.data_parallel_settings import Reason, SettingsFromTrace
 from stepscope.report.comparison import comparison_document, comparison_json
+from stepscope.report.comparison_words import detectable_sentences, verdict_sentence
 from stepscope.report.document import (
     Block,
     Code,
@@ -34,7 +35,6 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.format import change_words, count, duration, interval_words, share, share_of, size
-from stepscope.report.words import detectable_sentences, verdict_sentence
 
 _FEWEST_RUNS: Final = 3
 _UNLIKELY: Final = 0.01

@@ -13,6 +13,14 @@ from stepscope.compare.job import JobComparison
 from stepscope.compare.matching import SAME
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import EnergyComparison, SideSummary
+from stepscope.report.comparison_words import (
+    advice,
+    detectable_sentences,
+    place_of_line,
+    side_sentence,
+    verdict_sentence,
+    where_sentences,
+)
 from stepscope.report.diagnosis import missing_sentence
 from stepscope.report.document import (
     Block,
@@ -31,14 +39,6 @@ from stepscope.report.document import (
 from stepscope.report.energy import energy
 from stepscope.report.format import change_words, count, duration, file_name
 from stepscope.report.redaction import Redactor
-from stepscope.report.words import (
-    advice,
-    detectable_sentences,
-    place_of_line,
-    side_sentence,
-    verdict_sentence,
-    where_sentences,
-)
 
 TABLES: Final = ("causes", "lines", "operators", "kernels", "kernel_changes", "modules", "communication", "memory",
                  "settings")  # fmt: skip

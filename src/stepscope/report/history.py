@@ -19,6 +19,7 @@ from stepscope.compare.history import (
     moment,
     series_table,
 )
+from stepscope.report.comparison_words import verdict_sentence
 from stepscope.report.document import (
     Block,
     Document,
@@ -37,7 +38,6 @@ from stepscope.report.document import (
 )
 from stepscope.report.format import change_words, count, duration, interval_words, plot_range, share, share_of
 from stepscope.report.html import TemplateVariables
-from stepscope.report.words import verdict_sentence
 
 _SOURCE_WORDS: Final = {"unprofiled": "steps without the profiler", "profiled": "steps slowed down by the profiler"}
 _OVERVIEW_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

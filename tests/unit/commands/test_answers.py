@@ -282,17 +282,6 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(trace: Path, ran: list[st
     assert len(ran) == 2
 
 
-def test_the_oldest_answers_go_first(trace: Path, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    main(WORDS)
-    [first] = (Path(os.environ["STEPSCOPE_CACHE_DIR"]) / "answers").iterdir()
-    settled(first)
-    monkeypatch.setattr(answers, "_MOST_BYTES", first.stat().st_size + 100)
-    main([*WORDS, "--top", "2"])
-
-    [left] = first.parent.iterdir()
-    assert left != first
-
-
 def test_clearing_the_cache_forgets_answers(trace: Path, ran: list[str]) -> None:
     main(WORDS)
     main(["cache", "clear"])

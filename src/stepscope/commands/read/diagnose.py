@@ -1,18 +1,26 @@
-"""`stepscope diagnose`: why the steps are slow; `rules` and `explain`: what it looks for, and what a finding means."""
+"""`stepscope diagnose`: why the steps are slow."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.tables import add_table_options, write_table
+from stepscope.commands.read.job_logs import Logged, is_answered_as_job, logs_among, print_for_assistant, write_logged
+from stepscope.commands.read.reports import (
+    across,
+    as_job,
+    diagnose_ahead,
+    finished,
+    minimum_share,
+    report_of,
+    reports_from_cluster,
+)
+from stepscope.commands.read.rules import parsed_setting, rule_named
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     Command,
@@ -22,49 +30,28 @@ from stepscope.commands.shared.options import (
     add_reading_options,
     add_user_code_options,
     file_to_write,
-    suggestion,
-    user_code_from,
     whole,
 )
 from stepscope.commands.shared.options import row_count as whole_number
-from stepscope.commands.shared.processes import FEW, in_processes, on_cluster, process_count
-from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
-    encodable,
     garbage_rarely_collected,
-    kept_as_rank,
-    note_secrets,
-    noted_secrets,
-    open_from,
     readable_traces,
-    redacted,
     redactor_of,
     side_files,
     trace_paths,
     with_evidence,
 )
-from stepscope.errors import StepscopeError, UsageError
-from stepscope.report.brief import TOKENS, as_data, fitted
+from stepscope.errors import UsageError
+from stepscope.report.brief import TOKENS
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
-    from stepscope.analysis.desync import Desync
-    from stepscope.commands.read.documents import Room
-    from stepscope.commands.shared.reading import Secrets, SideFile
     from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.job import JobSteps
-    from stepscope.diagnosis.rule import Rule
-    from stepscope.diagnosis.view import View
-    from stepscope.readers.collective_logs import CollectiveLogs
     from stepscope.report.diagnosis import TraceReport
-    from stepscope.report.document import Document
-    from stepscope.report.redaction import Redactor
-    from stepscope.trace import Trace
 
-Logged: TypeAlias = "tuple[str, CollectiveLogs, Desync]"
-"""Where logs of collectives are, what they hold, and what it shows."""
 MOST_ROWS: Final = 1_500_000
 """Rows of a trace that are diagnosed unless asked otherwise: about 600 MB of JSON, 12 s and 1.4 GiB."""
 NAME: Final = "diagnose"
@@ -84,14 +71,6 @@ examples:
   stepscope diagnose host.xplane.pb --xla-metrics report.txt     with other files of the run
 """
 _TEXT_ROWS: Final = 5
-_REPORT_ROWS: Final = 20
-_ASSISTANT_WIDTH: Final = 160
-_NOTEWORTHY_SHARE: Final = 0.01
-_WORTHWHILE_BYTES: Final = 1 << 20
-"""Of traces, from which reading them takes longer than starting processes."""
-_SCALES: Final = {"%": 0.01, "ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
 DEVICE_WINDOW: Final = "device"
 """Value of --window that shows each device from its first to its last work, as other profilers do."""
 
@@ -160,11 +139,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("a diff shows your own files, which --redact removes: use only one of them")
     for name in arguments.rule or []:
         rule_named(name)
-    if len(arguments.paths) == 1 and _is_answered_as_job(arguments):
+    if len(arguments.paths) == 1 and is_answered_as_job(arguments):
         return 0
-    logged = _collective_logs(arguments)
+    logged = logs_among(arguments)
     if logged is not None and not arguments.paths:
-        _write_logged(arguments, logged)
+        write_logged(arguments, logged)
         return 0
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import UserSources
@@ -184,193 +163,20 @@ def run(arguments: argparse.Namespace) -> int:
     diffs = Diffs(UserSources(Path.cwd()).read)
     room = Room()
     if arguments.scheduler:
-        there = _on_cluster(arguments, settings, files, unreadable)
-        found = (_finished(arguments, report, diffs) for report in there)
+        there = reports_from_cluster(arguments, settings, files, unreadable)
+        found = (finished(arguments, report, diffs) for report in there)
     else:
-        _diagnose_ahead(arguments, settings)
+        diagnose_ahead(arguments, settings)
         traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
-        found = (_report(arguments, trace, settings, diffs, room) for trace in traces)
+        found = (report_of(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
     shared = tuple(each for each in across(reports) if arguments.rule is None or each.rule in arguments.rule)
-    reports, job = as_job(reports, _minimum_share(arguments))
+    reports, job = as_job(reports, minimum_share(arguments))
     _write(arguments, reports, shared, _redacted(unreadable, arguments), logged, job)
     if arguments.diff:
         _write_diff(arguments.diff, diffs)
     findings = (finding for report in reports for finding in report.diagnosis.findings)
     return _judged(arguments.fail_on, [*shared, *findings])
-
-
-def _diagnose_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
-    """Diagnose many ranks in processes, which keep what they found; each is then taken from the cache in its turn."""
-    if arguments.no_cache or "-" in arguments.paths:
-        return
-    from stepscope.readers.source import file_bytes
-
-    with contextlib.suppress(StepscopeError):  # whose turn comes when the traces are opened
-        files = [Path(file) for path in arguments.paths for file in trace_paths(path)]
-        new = [file for file in files if kept_as_rank(arguments, file, lambda: None) is None]
-        size = sum(file_bytes(file) or 0 for file in new)
-        if len(new) <= FEW or size < _WORTHWHILE_BYTES or process_count(new) < 2:
-            return
-        given = (argparse.Namespace(**{**vars(arguments), "quiet": True, "html": None}), settings)
-        with Progress(f"reading {len(new)} traces", in_bytes=False, arguments=arguments, things="traces") as progress:
-            for done, _ in enumerate(in_processes(_diagnosed, new, begin=_begin_ahead, given=given), 1):
-                progress(done, len(new))
-
-
-_ahead: list[tuple[argparse.Namespace, dict[str, float], list[SideFile]]] = []
-"""In a process that diagnoses ranks: the command's arguments, settings and evidence."""
-
-
-def _begin_ahead(arguments: argparse.Namespace, settings: dict[str, float]) -> None:
-    _ahead.append((arguments, settings, side_files(arguments)))
-
-
-def _diagnosed(file: Path) -> None:
-    """Diagnose one rank and keep what was found; what goes wrong is found again, and said, when its turn comes."""
-    from stepscope.commands.read.documents import Room
-    from stepscope.diagnosis.diffs import Diffs
-
-    arguments, settings, files = _ahead[0]
-    with contextlib.suppress(Exception):
-        for trace in with_evidence([open_from(arguments, file)], files, several=True):
-            _report(arguments, trace, settings, Diffs(lambda _: None), Room())
-
-
-def _on_cluster(
-    arguments: argparse.Namespace,
-    settings: dict[str, float],
-    evidence: list[SideFile],
-    unreadable: list[Unreadable],
-) -> Iterator[TraceReport]:
-    """Each rank's report from the workers of a cluster, which keep what they found in their cache.
-
-    Args:
-        unreadable: collects the files that cannot be read.
-
-    Raises:
-        UsageError: the cluster cannot be reached, or no file can be read.
-    """
-    from stepscope.diagnosis.diagnosis import Unreadable
-    from stepscope.readers.remote import url_of
-    from stepscope.readers.source import name_of
-
-    if arguments.html:
-        raise UsageError("--html draws each trace, and --scheduler leaves them where they are: use only one of them")
-    named = [file for path in arguments.paths for file in trace_paths(path)]
-    if Path("-") in named:
-        raise UsageError("a cluster cannot read standard input")
-    files = {file if url_of(file) else file.absolute(): file for file in named}
-    options = argparse.Namespace(**{**vars(arguments), "quiet": True, "scheduler": None})
-    with Progress(f"reading {len(files)} traces", in_bytes=False, arguments=arguments, things="traces") as progress:
-        found = on_cluster(_diagnosed_there, list(files), (options, settings, evidence), arguments.scheduler)
-        for done, (place, answer) in enumerate(found, 1):
-            progress(done, len(files))
-            path = encodable(name_of(files[place]))
-            if isinstance(answer, str):
-                unreadable.append(Unreadable(path, encodable(answer)))
-                continue
-            report, secrets = answer
-            note_secrets(arguments, secrets)
-            yield report.at(path) if url_of(place) is None else report
-    if len(unreadable) == len(files):
-        raise UsageError(
-            f"none of the {len(files)} files in {', '.join(arguments.paths)} can be read: {unreadable[0].reason}"
-        )
-
-
-def _diagnosed_there(
-    file: Path, given: tuple[argparse.Namespace, dict[str, float], list[SideFile]]
-) -> tuple[TraceReport, Secrets] | str:
-    """On a worker of a cluster: a rank's report and what --redact removes, or why its trace cannot be read."""
-    from stepscope.diagnosis.view import View
-
-    options, settings, evidence = given
-    arguments = argparse.Namespace(**vars(options))
-    try:
-        trace = open_from(arguments, file)
-        about_it = [each for each in evidence if each.is_about(trace, several=True)]
-        [trace] = with_evidence([trace], about_it, several=True)
-        return _trace_report(arguments, View(trace, settings, user_code_from(arguments))), noted_secrets(arguments)
-    except StepscopeError as error:
-        return str(error)
-
-
-def _is_answered_as_job(arguments: argparse.Namespace) -> bool:
-    """Whether the file is a log of all ranks' operations, which has a report of its own."""
-    from stepscope.readers.operation_log import operation_log
-
-    path = arguments.paths[0]
-    log = operation_log(path) if os.path.isfile(path) else None
-    if log is None:
-        return False
-    from stepscope.analysis.stragglers import stragglers
-    from stepscope.report.stragglers import stragglers_document, stragglers_json
-
-    found = stragglers(log)
-    top = arguments.top if arguments.top is not None else _REPORT_ROWS
-    _write_document(
-        arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
-    )
-    return True
-
-
-def _write_document(
-    arguments: argparse.Namespace, document: Callable[[], Document], *, top: int, json: output.Report
-) -> None:
-    """Write the reports of what is no trace, and print it as the arguments want it."""
-    output.write_reports(arguments, document, top=top, is_printed=not arguments.for_assistant, json=json)
-    if arguments.for_assistant:
-        _print_for_assistant(arguments, document(), top)
-
-
-def _print_for_assistant(arguments: argparse.Namespace, document: Document, top: int) -> None:
-    from stepscope.report.text import text_of
-
-    text = text_of(document, width=_ASSISTANT_WIDTH, top=top)
-    output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))
-
-
-def _collective_logs(arguments: argparse.Namespace) -> Logged | None:
-    """What the logs of collectives among the paths show, if any; arguments keep the paths that have traces too."""
-    from stepscope.readers.collective_logs import collective_logs, log_files
-
-    by_path = {path: log_files(path) for path in arguments.paths if path != "-"}
-    files = [file for found in by_path.values() for file in found]
-    if not files:
-        return None
-    from stepscope.analysis.desync import desync
-
-    def has_traces(path: str) -> bool:
-        try:
-            return not by_path.get(path) or (os.path.isdir(path) and bool(trace_paths(path)))
-        except StepscopeError:
-            return False
-
-    path = arguments.paths[0] if len(by_path) == 1 else f"{len(files)} logs"
-    arguments.paths = [path for path in arguments.paths if has_traces(path)]
-    try:
-        logs = collective_logs(files)
-    except StepscopeError as error:
-        if not arguments.paths:
-            raise
-        print(f"stepscope: skipped: {printable(str(error))}", file=sys.stderr)
-        return None
-    names = {
-        name
-        for process in logs.processes
-        for name in (process.host, process.name)
-        if process.rank is None or name == process.host
-    }
-    found = redacted(arguments, (logs, desync(logs)), sorted(names - {""}), [str(file) for file in files])
-    return (redacted(arguments, path), *found)
-
-
-def _write_logged(arguments: argparse.Namespace, logged: Logged) -> None:
-    from stepscope.report.desync import desync_document, desync_json
-
-    top = arguments.top if arguments.top is not None else _REPORT_ROWS
-    _write_document(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
 
 
 def parsed_share(text: str) -> float:
@@ -382,120 +188,11 @@ def parsed_share(text: str) -> float:
     return value
 
 
-def parsed_setting(text: str) -> tuple[str, float]:
-    """Parse "rule.threshold=5%" into ("rule.threshold", value); units: %, ns, us, ms, s, KiB, MiB, GiB.
-
-    Raises:
-        UsageError: no such rule or threshold, or no number.
-    """
-    match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
-    if match is None or (match[4] and match[4] not in _SCALES):
-        raise UsageError(f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.share=10%")
-    thresholds = rule_named(match[1]).thresholds
-    if match[2] not in thresholds:
-        guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
-        raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")
-    return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
-
-
-def _report(
-    arguments: argparse.Namespace, trace: Trace, settings: dict[str, float], diffs: Diffs, room: Room
-) -> TraceReport:
-    """One trace's report, either redacted or with diffs of the user's own lines.
-
-    Args:
-        room: what the file of --html still has room for.
-    """
-    from stepscope.commands.read.documents import OpenTrace, page_part
-    from stepscope.diagnosis.view import View
-
-    view = View(trace, settings, user_code_from(arguments))
-    report = _trace_report(arguments, view)
-    redactor = _redactor(arguments, report)
-    page = page_part(OpenTrace(arguments, trace, view=view), redactor, room) if arguments.html else None
-    return replace(_finished(arguments, report, diffs), page=page)
-
-
-def _redactor(arguments: argparse.Namespace, report: TraceReport) -> Redactor | None:
-    from stepscope.report.redaction import secrets_in
-
-    return redactor_of(arguments, *secrets_in(report.diagnosis)) if arguments.redact else None
-
-
-def _finished(arguments: argparse.Namespace, report: TraceReport, diffs: Diffs) -> TraceReport:
-    """The report redacted, or with diffs of the user's own lines."""
-    from stepscope.report.diagnosis import with_own_commands
-
-    redactor = _redactor(arguments, report)
-    if redactor is not None:
-        return redactor.redact(report)
-    return with_own_commands(replace(report, diagnosis=diffs.filled(report.diagnosis)))
-
-
-def _trace_report(arguments: argparse.Namespace, view: View) -> TraceReport:
-    """What is found in a trace, of which what the questions about all ranks need is kept."""
-    from stepscope.report.diagnosis import trace_report
-
-    trace = view.trace
-    with Progress(f"analysing {trace.metadata.path}", in_bytes=False, arguments=arguments) as progress:
-        report = trace_report(
-            view,
-            rules=arguments.rule,
-            top=arguments.top if arguments.top is not None else _REPORT_ROWS,
-            minimum_share=_minimum_share(arguments),
-            progress=progress,
-        )
-    if report.rank is not None:
-        kept_as_rank(arguments, trace.metadata.path, lambda: report.rank)
-    return report
-
-
 def _redacted(unreadable: Sequence[Unreadable], arguments: argparse.Namespace) -> Sequence[Unreadable]:
     if not arguments.redact:
         return unreadable
     redactor = redactor_of(arguments, paths=[each.path for each in unreadable])
     return [redactor.redact(each) for each in unreadable]
-
-
-def across(reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
-    """The findings about the ranks together, with the remedies that the ranks' own findings have."""
-    from stepscope.diagnosis.ranks import across_ranks, with_remedies
-
-    return across_ranks(
-        [with_remedies(report.rank.record, report.diagnosis.findings) for report in reports if report.rank is not None]
-    )
-
-
-def as_job(reports: list[TraceReport], minimum_share: float) -> tuple[list[TraceReport], JobSteps | None]:
-    """The reports with what the ranks together answer or know better, and what the job's steps wait for.
-
-    Args:
-        minimum_share: of the step, from which a saving is shown.
-    """
-    if len(reports) < 2:
-        return reports, None
-    from stepscope.diagnosis.job import job_of, job_steps, promised
-    from stepscope.diagnosis.ranks import without_alone, without_answered
-
-    diagnoses = without_answered([report.diagnosis for report in reports])
-    reports = [replace(report, diagnosis=diagnosis) for report, diagnosis in zip(reports, diagnoses, strict=True)]
-    summaries = [report.rank for report in reports if report.rank is not None]
-    job = job_of(summaries) if len(summaries) == len(reports) else None
-    if job is None:
-        return reports, None
-    steps = job_steps(job, summaries)
-    saved = [report.saved for report in reports]
-    diagnoses = promised(diagnoses, saved, job, steps, minimum_share=minimum_share)
-    if not steps.missing:
-        diagnoses = [without_alone(diagnosis) for diagnosis in diagnoses]
-    return [replace(report, diagnosis=each) for report, each in zip(reports, diagnoses, strict=True)], steps
-
-
-def _minimum_share(arguments: argparse.Namespace) -> float:
-    """The step share from which findings are shown, at most the limit of --fail-on."""
-    if arguments.all:
-        return 0.0
-    return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
 
 
 def _write(
@@ -524,7 +221,7 @@ def _write(
     )
     if arguments.for_assistant:
         document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=False)
-        _print_for_assistant(arguments, document, top)
+        print_for_assistant(arguments, document, top)
         return
     if "-" not in targets:
         document = diagnosis_document(reports, across, unreadable, blocks, job=job, every=arguments.verbose)
@@ -557,64 +254,3 @@ def _judged(limit: float | None, findings: Sequence[Finding]) -> int:
 
 
 COMMAND: Final = Command(NAME, HELP, prepare_parser, run, _EXAMPLES, only_reads=True)
-
-
-def rule_named(name: str) -> Rule:
-    """The rule with this id.
-
-    Raises:
-        UsageError: no rule has it.
-    """
-    from stepscope.diagnosis.rules import RULES
-
-    rules = {rule.id: rule for rule in RULES}
-    if name not in rules:
-        raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
-    return rules[name]
-
-
-def _list(arguments: argparse.Namespace) -> int:
-    import polars as pl
-
-    from stepscope.diagnosis.rules import RULES
-
-    rows = [(rule.id, rule.title) for rule in RULES]
-    frame = pl.DataFrame(rows, schema={"rule": pl.String, "title": pl.String}, orient="row")
-    write_table(frame, arguments, "rules", rows=0)
-    return 0
-
-
-def _prepare_explain(parser: CommandParser) -> None:
-    parser.add_argument("rule", metavar="RULE", help="a rule, as findings and `stepscope rules` name them")
-
-
-def _explain(arguments: argparse.Namespace) -> int:
-    from stepscope.diagnosis.rule import rule_page
-
-    output.print_text(rule_page(rule_named(arguments.rule)))
-    return 0
-
-
-RULES: Final = Command(
-    "rules",
-    "A list of everything stepscope looks for.",
-    add_table_options,
-    _list,
-    """\
-examples:
-  stepscope rules
-  stepscope explain input-bound                              what one of them means
-  stepscope diagnose trace.json --rule input-bound           only that one
-""",
-)
-EXPLAIN: Final = Command(
-    "explain",
-    "What a finding means, how it is measured, when it is wrong and what to do.",
-    _prepare_explain,
-    _explain,
-    """\
-examples:
-  stepscope rules                                            all of them
-  stepscope explain input-bound
-""",
-)

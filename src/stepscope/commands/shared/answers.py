@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from stepscope import __version__
 from stepscope.commands.shared import output
-from stepscope.files import LIBRARIES, PACKAGE, cache_folder, keep_newest, keep_sealed, kept_sealed, package_state
+from stepscope.files import LIBRARIES, PACKAGE, cache_folder, keep_sealed, kept_sealed, package_state
 
 PREFIXES: Final = ("STEPSCOPE_", "PYTORCH_", "POLARS_", "PYTHON", "LC_", "XDG_", "CUDA_", "PT_")
 NAMES: Final = ("COLUMNS", "HOME", "LANG", "LOGNAME", "NO_COLOR", "TERM", "TMPDIR", "TZ", "USER", "LOCAL_WORLD_SIZE")
@@ -321,8 +321,5 @@ def _again(answer: _Answer) -> int:
 
 def _keep(place: Path, answer: _Answer) -> None:
     data = answer.packed()
-    if len(data) > _LARGEST_BYTES:
-        return
-    with contextlib.suppress(OSError):
-        keep_sealed(place, data)
-        keep_newest(place.parent, _MOST_BYTES)
+    if len(data) <= _LARGEST_BYTES:
+        keep_sealed(place, data, _MOST_BYTES)

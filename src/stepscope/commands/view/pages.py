@@ -13,8 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
-from stepscope.commands.read.diagnose import MOST_ROWS, across, as_job
+from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
+from stepscope.commands.read.reports import across, as_job
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
@@ -28,9 +29,9 @@ from stepscope.view.documents import NoDocument, Options
 if TYPE_CHECKING:
     import polars as pl
 
+    from stepscope.diagnosis.exchanges import Exchanges
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.rank_summary import RankSummary
-    from stepscope.diagnosis.ranks import Exchanges
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
 
@@ -299,8 +300,9 @@ class Ranks:
     def _together(self, known: Sequence[RankSummary]) -> _Together:
         """What collectives tell of the ranks that are there, and what is found about them once all are."""
         from stepscope.analysis.matching import matched_collectives
+        from stepscope.diagnosis.exchanges import exchanges
         from stepscope.diagnosis.job import job_of, job_steps
-        from stepscope.diagnosis.ranks import across_ranks, exchanges
+        from stepscope.diagnosis.ranks import across_ranks
         from stepscope.report.diagnosis import job_sentences
 
         records = [each.record for each in known]
