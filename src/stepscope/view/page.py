@@ -73,7 +73,7 @@ def page_file(title: str, documents: Mapping[str, bytes]) -> bytes:
 
 
 def framed_page() -> str:
-    """The page for a frame of a notebook: it asks the document around it for its documents."""
+    """The page for a frame of a notebook or an editor: it asks the document around it for its documents."""
     return _whole("stepscope", "")
 
 

@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from stepscope.view.documents import ACTIONS, CHANGED, LONGEST_QUERY, Answer, Documents
-from stepscope.view.page import HEADERS, PAGE, bundled
+from stepscope.view.page import HEADERS, PAGE, bundled, framed_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -172,7 +172,10 @@ class Shown(Protocol):
 
 
 def application(documents: Documents, door: Door, seen: _Seen | None = None, shown: Shown | None = None) -> ASGIApp:
-    """The page, its script and style, and its documents at api/NAME. Loading the page reads changed files again."""
+    """The page, its script and style, and its documents at api/NAME. Loading the page reads changed files again.
+
+    At frame is the page in one file, for an editor that asks for its documents.
+    """
 
     async def page(_: Request) -> Response:
         if shown is not None and shown.renew():
@@ -184,6 +187,9 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None, sho
 
     async def style(_: Request) -> Response:
         return Response(bundled("page.css"), media_type="text/css")
+
+    async def frame(_: Request) -> Response:
+        return Response(framed_page(), media_type="text/html")
 
     async def document(request: Request) -> Response:
         if (request.path_params["name"] in ACTIONS) != (request.method == "POST"):
@@ -205,6 +211,7 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None, sho
         Route("/", page),
         Route("/page.js", script),
         Route("/page.css", style),
+        Route("/frame", frame),
         Route("/api/{name}", document, methods=["GET", "POST"]),
     ]
     return _Guarded(Starlette(routes=routes), door, seen or _Seen())
