@@ -102,6 +102,15 @@ def first_screen(thing: Displayed) -> str:
             pieces = iter((_card(thing, _saves(thing)),))
         case _:
             pieces = _fitting(_blocks(_document(thing).blocks))
+    return _screen(pieces)
+
+
+def document_screen(document: Document) -> str:
+    """A whole report as HTML, without its drawings."""
+    return _screen(_blocks(document.blocks))
+
+
+def _screen(pieces: Iterable[str]) -> str:
     return f'<div style="max-width:1000px;line-height:1.45;text-align:left">{"".join(pieces)}</div>'
 
 
@@ -164,7 +173,7 @@ def _diagnosis(diagnosis: Diagnosis) -> Iterator[str]:
         yield f"<details><summary>{count(len(rest))} more</summary><ul>{''.join(rest)}</ul></details>"
     yield f'<p style="{_MUTED}">{_text(together_sentence(diagnosis))}</p>'
     path = diagnosis.metadata.path
-    if path:
+    if path and not CELL.fullmatch(path):
         yield f'<p style="{_MUTED}">All of it, with the timeline: <code>stepscope view {_text(path)}</code></p>'
 
 
@@ -203,7 +212,7 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
 
 def _table(table: Table) -> str:
     """Its first rows, without what only a wide terminal has room for."""
-    cut = table.cut(0).drop(table.wide_only, strict=False).head(_ROWS)
+    cut = table.cut(_ROWS).drop(table.wide_only, strict=False)
     head = "".join(f"<th style='padding:0 .6em'>{_text(heading(name, cut.columns))}</th>" for name in cut.columns)
     rows = "".join(f"<tr>{''.join(map(_cell, row.items()))}</tr>" for row in cut.iter_rows(named=True))
     more = f'<div style="{_MUTED}">the first {count(cut.height)} of {count(table.height)} {table.things}</div>'
@@ -212,6 +221,10 @@ def _table(table: Table) -> str:
 
 
 def _cell(of: tuple[str, object]) -> str:
+    if of[0] == "source":
+        return (
+            f'<td style="padding:0 .6em;text-align:left"><code style="white-space:pre">{_text(cell(*of))}</code></td>'
+        )
     is_number = isinstance(of[1], (int, float)) and of[0] != "line"
     return f'<td style="padding:0 .6em;text-align:{"right" if is_number else "left"}">{_text(cell(*of))}</td>'
 
@@ -262,7 +275,8 @@ def _part(look: Look, part: float) -> str:
 def _card(finding: Finding, saving: str) -> str:
     places = ", ".join(f"<code>{_text(each)}</code>" for each in _places(finding.where[:2]))
     code = f'<pre style="overflow-x:auto;margin:.3em 0">{_text(finding.remedy.code, whole=True)}</pre>'
-    command = trial(finding.remedy)
+    is_in_cell = any(CELL.fullmatch(each.file) for each in finding.where)
+    command = "" if is_in_cell else trial(finding.remedy)
     blocks = (
         f"<div><b>{_text(finding.title[:1].upper() + finding.title[1:])}</b> {_saving(saving)}</div>",
         f"<div>{places}</div>" if places else "",
