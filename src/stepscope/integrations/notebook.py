@@ -19,7 +19,7 @@ from stepscope.commands.view.pages import Job, options_of
 from stepscope.errors import UsageError
 from stepscope.report.format import file_name
 from stepscope.threads import cached_property
-from stepscope.view.documents import Answer, Documents, Options
+from stepscope.view.documents import LONGEST_QUERY, Answer, Documents, Options
 
 if TYPE_CHECKING:
     from stepscope.analysis.memory import MemorySummary
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
     from stepscope.whatif.answer import Answer as WhatIf
 
-_LONGEST_ADDRESS: Final = 8192
 _OWN: Final = ("rank", "json", "html", "devices", "link")
 """Options of the commands that make no difference to the object, or are about several traces or devices."""
 
@@ -88,7 +87,7 @@ class TracePage:
 
     def ask(self, address: str) -> Future[Answer]:
         """Ask for a document by the address that the page's server has for it."""
-        name, _, query = address[:_LONGEST_ADDRESS].partition("?")
+        name, _, query = address[:LONGEST_QUERY].partition("?")
         return self._documents.ask(name, dict(parse_qsl(query, keep_blank_values=True)))
 
     def _document(self, name: str, options: Options) -> Any:

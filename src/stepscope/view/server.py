@@ -21,22 +21,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from stepscope.view.documents import ACTIONS, Answer, Documents
-from stepscope.view.page import PAGE, bundled, framed_page
+from stepscope.view.documents import ACTIONS, CHANGED, LONGEST_QUERY, Answer, Documents
+from stepscope.view.page import HEADERS, PAGE, bundled, framed_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FIRST_PORT: Final = 8765
 _MOST_PORTS: Final = 100
-_LONGEST_QUERY: Final = 8192
 _HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
+    **HEADERS,
+    "Content-Security-Policy": f"{HEADERS['Content-Security-Policy']}; frame-ancestors 'none'",
 }
 
 
@@ -140,7 +135,7 @@ class _Guarded:
             return PlainTextResponse("Another site's page may not ask.\n", 403)
         if request.method == "POST" and "origin" not in headers:  # every browser tells it
             return PlainTextResponse("Only the page itself may ask for this.\n", 403)
-        if len(request.scope["query_string"]) > _LONGEST_QUERY:
+        if len(request.scope["query_string"]) > LONGEST_QUERY:
             return PlainTextResponse("The address is too long.\n", 414)
         token = request.cookies.get(door.cookie)
         if door.knows(token) or (is_page and door.knows(request.query_params.get("token"))):
@@ -174,10 +169,6 @@ class Shown(Protocol):
 
     def renew(self) -> bool:
         """Have changed files read again; whether there are any."""
-
-
-CHANGED: Final = "stepscope-changed"
-"""Header of an answer about a file that has changed since."""
 
 
 def application(documents: Documents, door: Door, seen: _Seen | None = None, shown: Shown | None = None) -> ASGIApp:
