@@ -120,7 +120,7 @@ def _widget_class() -> Any:
 
     from stepscope.view.page import framed_page
 
-    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc]
         """The page; what it shows comes in messages, so that a saved notebook holds none of it."""
 
         _esm = files("stepscope.view").joinpath("widget.js").read_text("utf-8")
