@@ -138,7 +138,8 @@ def _widget_class() -> Any:
             static = f'<div class="{self._static}">{diagnosis._repr_html_()}</div>'
             display({"text/plain": repr(diagnosis), "text/html": static}, raw=True)
             data, metadata = self._repr_mimebundle_()
-            display({**data, "text/plain": "the page of stepscope"}, metadata=metadata, raw=True)
+            saved = {"text/plain": "Run this cell again for the interactive page."}
+            display({**data, **saved}, metadata=metadata, raw=True)
 
         def _answer(self, _: object, message: Any, buffers: object) -> None:
             asked = {"view": message["view"], "ask": message.get("ask")}

@@ -278,7 +278,7 @@ def _card(finding: Finding, saving: str) -> str:
     is_in_cell = any(CELL.fullmatch(each.file) for each in finding.where)
     command = "" if is_in_cell else trial(finding.remedy)
     blocks = (
-        f"<div><b>{_text(finding.title[:1].upper() + finding.title[1:])}</b> {_saving(saving)}</div>",
+        f"<div><b>{_text(finding.title)}</b> {_saving(saving)}</div>",
         f"<div>{places}</div>" if places else "",
         f"<div>{_text(finding.remedy.text)}</div>",
         f"<details><summary>Code</summary>{code}</details>" if finding.remedy.code else "",
