@@ -120,7 +120,7 @@ def _widget_class() -> Any:
 
     from stepscope.view.page import framed_page
 
-    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc]
         """The page; what it shows comes in messages, so that a saved notebook holds none of it."""
 
         _esm = files("stepscope.view").joinpath("widget.js").read_text("utf-8")
@@ -138,7 +138,8 @@ def _widget_class() -> Any:
             static = f'<div class="{self._static}">{diagnosis._repr_html_()}</div>'
             display({"text/plain": repr(diagnosis), "text/html": static}, raw=True)
             data, metadata = self._repr_mimebundle_()
-            display({**data, "text/plain": "the page of stepscope"}, metadata=metadata, raw=True)
+            saved = {"text/plain": "Run this cell again for the interactive page."}
+            display({**data, **saved}, metadata=metadata, raw=True)
 
         def _answer(self, _: object, message: Any, buffers: object) -> None:
             asked = {"view": message["view"], "ask": message.get("ask")}

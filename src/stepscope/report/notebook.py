@@ -53,6 +53,7 @@ from stepscope.whatif.answer import Answer
 
 CELL: Final = re.compile(r"cell \d+")
 """What stands for the file of a notebook's cell."""
+_IN_CELL: Final = re.compile(r"\b(cell \d+):(\d+)")
 _LINES: Final = 3
 _FIRST: Final = 3
 """Findings with their code; the others are listed."""
@@ -87,8 +88,7 @@ def few_lines(thing: Displayed) -> str:
             lines = [first, ", ".join(steps), *notes]
         case _:
             lines = _prose(thing)
-    cut = (_cut(" ".join(line.split())) for line in lines if line)
-    return "\n".join(map(printable, list(cut)[:_LINES]))
+    return "\n".join(printable(_cut(" ".join(line.split()))) for line in [each for each in lines if each][:_LINES])
 
 
 def first_screen(thing: Displayed) -> str:
@@ -278,7 +278,7 @@ def _card(finding: Finding, saving: str) -> str:
     is_in_cell = any(CELL.fullmatch(each.file) for each in finding.where)
     command = "" if is_in_cell else trial(finding.remedy)
     blocks = (
-        f"<div><b>{_text(finding.title[:1].upper() + finding.title[1:])}</b> {_saving(saving)}</div>",
+        f"<div><b>{_text(finding.title)}</b> {_saving(saving)}</div>",
         f"<div>{places}</div>" if places else "",
         f"<div>{_text(finding.remedy.text)}</div>",
         f"<details><summary>Code</summary>{code}</details>" if finding.remedy.code else "",
@@ -288,9 +288,7 @@ def _card(finding: Finding, saving: str) -> str:
 
 
 def _places(where: Iterable[Location]) -> list[str]:
-    return [
-        f"{each.file}, line {each.line}" if CELL.fullmatch(each.file) else f"{each.file}:{each.line}" for each in where
-    ]
+    return [f"{each.file}:{each.line}" for each in where]
 
 
 def _saving(saving: str) -> str:
@@ -298,6 +296,7 @@ def _saving(saving: str) -> str:
 
 
 def _cut(text: str) -> str:
+    text = _IN_CELL.sub(r"\1, line \2", text)
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
-from stepscope.commands.read.reports import across, as_job
+from stepscope.commands.read.reports import across, as_job, once_each
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
@@ -254,6 +254,7 @@ class Ranks:
         self._is_done = False
 
     def document(self, options: Options) -> dict[str, Any]:
+        from stepscope.diagnosis.rank_summary import again_sentence, recorded_again
         from stepscope.report.diagnosis import finding_json
         from stepscope.view.drawings import ranks_json
 
@@ -262,6 +263,10 @@ class Ranks:
         self._begin()
         with self._lock:
             known = sorted(self._known.values(), key=lambda each: each.order)
+            again = recorded_again(known)
+            for earlier, last in again.items():
+                self._job.add_unreadable(again_sentence(known[earlier], known[last]))
+            known = [each for place, each in enumerate(known) if place not in again]
             unreadable = list(self._job.unreadable)
         of = len(self._job.files)
         if not known and len(unreadable) == of:
@@ -310,7 +315,7 @@ class Ranks:
         from stepscope.diagnosis.exchanges import exchanges
         from stepscope.diagnosis.job import job_of, job_steps
         from stepscope.diagnosis.ranks import across_ranks
-        from stepscope.report.diagnosis import job_sentences
+        from stepscope.report.ranks import job_sentences
 
         records = [each.record for each in known]
         if self._compared is None or self._compared[0] != len(records):
@@ -358,6 +363,7 @@ class Ranks:
         found = [report for _, report in of_ranks(self._job, list(self._known), Job.report, _report_in_process)]
         reports = sorted((report for report in found if not isinstance(report, str)), key=lambda each: each.order)
         if len(reports) == len(found):
+            reports = once_each(reports, [])
             self._across = across(reports)
             reports, _ = as_job(reports, 0.0)
             self._reports = {report.diagnosis.metadata.path: report for report in reports}
