@@ -136,7 +136,7 @@ def _saved(saving: str) -> str:
 def _saves(finding: Finding) -> str:
     if finding.saving_ns_per_step <= 0:
         return ""
-    return f"{duration(finding.saving_ns_per_step)} per step ({share(finding.saving_share)})"
+    return f"{duration(finding.saving_ns_per_step)} ({share(finding.saving_share)})"
 
 
 def _document(thing: Displayed) -> Document:
