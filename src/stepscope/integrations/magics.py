@@ -20,6 +20,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from stepscope import guard
 from stepscope.commands.shared.options import CommandParser, whole
@@ -39,18 +40,27 @@ _CELL: Final = re.compile(r"\s*%%stepscope(?:[ \t]+(.*))?$", re.MULTILINE)
 _LONGEST_STEP_S: Final = 600.0
 _STEPS: Final = 5
 _WARM_UP: Final = 2
+_magics: WeakKeyDictionary[Any, Magics] = WeakKeyDictionary()
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics; called by `%load_ext stepscope`."""
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
-    magics = Magics(shell)
+    magics = _magics[shell] = Magics(shell)
     shell.input_transformers_cleanup.insert(-1, _without_magic)  # before cell magics
     shell.events.register("pre_run_cell", magics.begin)
     shell.events.register("post_run_cell", magics.end)
     shell.register_magic_function(_described, "cell", "stepscope")
     shell.register_magic_function(magics.lines, "line", "stepscope_lines")
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magics off; called by `%unload_ext stepscope` and `%reload_ext stepscope`."""
+    magics = _magics.pop(shell)
+    shell.input_transformers_cleanup.remove(_without_magic)
+    shell.events.unregister("pre_run_cell", magics.begin)
+    shell.events.unregister("post_run_cell", magics.end)
 
 
 def _without_magic(lines: list[str]) -> list[str]:
@@ -161,8 +171,9 @@ class _CellRecording:
             raise UsageError("recording needs PyTorch, or JAX imported in an earlier cell")
         if "jax" not in sys.modules:
             import_module("torch")  # the cell may be the one that imports it, and the hooks come before
-        found = controller()
-        self._controller, self._take_off = begin_watch() if found is None else (found, lambda: None)
+        if controller() is not None:
+            raise UsageError("stepscope watches this process already: stepscope attach records its steps")
+        self._controller, self._take_off = begin_watch()
         self._out = None if options.out is None else Path(options.out).absolute()
         self._asked: int = options.steps
         self._begun = self._controller.current_step()

@@ -136,7 +136,7 @@ def _saved(saving: str) -> str:
 def _saves(finding: Finding) -> str:
     if finding.saving_ns_per_step <= 0:
         return ""
-    return f"{duration(finding.saving_ns_per_step)} per step ({share(finding.saving_share)})"
+    return f"{duration(finding.saving_ns_per_step)} ({share(finding.saving_share)})"
 
 
 def _document(thing: Displayed) -> Document:
@@ -195,8 +195,10 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
             continue
         match block:
             case Section() | Group():
-                yield "" if block.is_quiet or not block.title else f'<p style="{_TITLE}">{_text(block.title)}</p>'
-                yield from _blocks(block.blocks)
+                title = "" if block.is_quiet or not block.title else f'<p style="{_TITLE}">{_text(block.title)}</p>'
+                for piece in _blocks(block.blocks):
+                    yield title + piece
+                    title = ""
             case Text():
                 yield f'<p style="margin:.3em 0{";font-weight:600" if block.is_bold else ""}">{_text(block.text)}</p>'
             case Items():

@@ -118,6 +118,19 @@ def test_an_error_of_ours_does_not_stop_the_cell(
     assert "nothing was recorded yet" in capsys.readouterr().err
 
 
+def test_a_reloaded_extension_records_once(
+    shell: Any, recorded: type[RecordedTrace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_line_magic("unload_ext", "stepscope")
+    assert shell.run_cell("6", True).result == 6
+    shell.run_line_magic("load_ext", "stepscope")
+    capsys.readouterr()
+
+    shell.run_cell("%%stepscope\n7", True)
+
+    assert capsys.readouterr().out.count("a step takes") == 1
+
+
 def test_names_of_cells_replace_their_files_wherever_they_are() -> None:
     from stepscope.integrations.magics import _CellNames
 
