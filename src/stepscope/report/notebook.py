@@ -232,9 +232,8 @@ def _table(table: Table) -> str:
 
 def _cell(name: str, value: object, style: str) -> str:
     text = _text(cell(name, value))
-    return (
-        f'<td style="{style}">{f"""<code style="white-space:pre">{text}</code>""" if name == "source" else text}</td>'
-    )
+    shown = f'<code style="white-space:pre">{text}</code>' if name == "source" else text
+    return f'<td style="{style}">{shown}</td>'
 
 
 def _step(diagnosis: Diagnosis) -> Iterator[str]:
