@@ -35,7 +35,9 @@ _KINETO: Final = re.compile(r".*?(\d+)\.pt\.trace\.json(?:\.gz)?", re.ASCII | re
 _KINETO_ENDINGS: Final = (".pt.trace.json", ".pt.trace.json.gz")
 _XPLANE: Final = ".xplane.pb"
 _ENDINGS: Final = (*_KINETO_ENDINGS, _XPLANE)
-_RANK: Final = re.compile(rb'"distributedInfo":\s*\{.{0,300}?"rank":\s*(\d+),\s*"world_size":\s*(\d+)', re.DOTALL)
+_RANK: Final = re.compile(
+    rb'"distributedInfo":\s*\{.{0,300}?"rank":\s*(\d{1,9}),\s*"world_size":\s*(\d{1,9})\b', re.DOTALL
+)
 _HEAD_BYTES: Final = 1 << 16
 _MOST_FOLDERS: Final = 20_000
 _LISTED_S: Final = 3.0
@@ -89,7 +91,7 @@ class LogFolder:
         return runs[name].path
 
     def name_of(self, run: Path) -> str:
-        return run.relative_to(self.root).as_posix()
+        return run.relative_to(self.root).as_posix().encode("utf-8", "backslashreplace").decode()
 
     def traces(self, run: Path) -> list[Path]:
         """The traces of a run.
@@ -146,7 +148,7 @@ class LogFolder:
             yield from self._written_by_kineto(folder, [name for name in names if name.endswith(_KINETO_ENDINGS)])
 
     def _run(self, path: Path, files: Iterable[Path]) -> Iterator[LoggedRun]:
-        inside = [file for file in files if file.is_file() and self._holds(file)]
+        inside = [file for file in files if os.path.isfile(file) and self._holds(file)]
         if inside:
             yield LoggedRun(path, inside, max(map(_written, inside)))
 
@@ -157,7 +159,9 @@ class LogFolder:
         of the same number of ranks; one that tells none is a run of its own.
         """
         files = [
-            file for file in map(folder.joinpath, sorted(names, key=_order)) if file.is_file() and self._holds(file)
+            file
+            for file in map(folder.joinpath, sorted(names, key=_order))
+            if os.path.isfile(file) and self._holds(file)
         ]
         jobs = list(_jobs_of({file: self._rank_of(file) if len(files) > 1 else None for file in files}))
         jobs.sort(key=lambda job: max(_order(file.name) for file in job))
@@ -201,13 +205,13 @@ def _order(name: str) -> tuple[int, str]:
 
 def _read_with(files: Iterable[Path]) -> Iterator[Path]:
     """The files, and what readers may look for beside them."""
-    from stepscope.record.run_folder import MANIFEST
+    from stepscope.record.run_folder import MANIFEST, is_run_folder
 
     yield from files
     for folder in {file.parent for file in files}:
-        yield from (each for each in folder.glob("*") if not each.is_dir() and not each.name.endswith(_ENDINGS))
+        yield from (each for each in folder.glob("*") if not os.path.isdir(each) and not each.name.endswith(_ENDINGS))
         yield from folder.glob("telemetry/*")
-        if (folder.parent / MANIFEST).is_file():
+        if is_run_folder(folder.parent):
             yield folder.parent / MANIFEST
             yield from folder.parent.glob("compile/*")
 
@@ -288,6 +292,9 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
 
         name = environ.get("PATH_INFO", "").rpartition("/")[2]
         query = environ.get("QUERY_STRING", "")
+        if environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("same-origin", "none"):
+            answer = Answer.error(403, "another site's page may not ask")
+            return _answer(start, answer.body, "application/json", answer.status)
         if len(query) > LONGEST_QUERY or environ["REQUEST_METHOD"] != "GET" or name in ACTIONS:
             answer = Answer.error(405, "TensorBoard shows runs only")
             return _answer(start, answer.body, "application/json", answer.status)
