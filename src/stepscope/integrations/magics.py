@@ -277,7 +277,7 @@ def lines_of(trace: Trace, function: Any, names: Mapping[str, str]) -> Document:
     import polars as pl
 
     from stepscope.integrations.notebook import page_of
-    from stepscope.report.document import Document, Table, Text
+    from stepscope.report.document import Document, Table, Text, texts
     from stepscope.report.format import count, duration, share
 
     try:
@@ -301,7 +301,10 @@ def lines_of(trace: Trace, function: Any, names: Mapping[str, str]) -> Document:
     rows = rows.select("line", "total_ns", (pl.col("total_ns") / step_ns).alias("share"), "source")
     took = f"{duration(total_ns)} of {duration(step_ns)} per step ({share(total_ns / step_ns)})"
     said = f"{name}: {took}, mean of {count(steps)}, without calls of your other functions."
-    return Document("lines", (Text(said), Table(rows)))
+    code = getattr(function, "__code__", None)
+    is_busy = code is not None and code.co_firstlineno in taken["line"]
+    busy = f"At line {first}: the time of lines that follow each other too quickly to be told apart." if is_busy else ""
+    return Document("lines", (Text(said), Table(rows), *texts(busy)))
 
 
 def _display(document: Document) -> None:
