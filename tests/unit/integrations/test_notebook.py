@@ -144,7 +144,7 @@ def test_a_reloaded_extension_records_once(
 def test_a_cell_that_a_recorded_one_runs_does_not_end_it(
     shell: Any, recorded: type[RecordedTrace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.integrations.magics.Magics._show", lambda *_: None)
+    monkeypatch.setattr("stepscope.diagnose", lambda trace: "diagnosed")
     shell.run_cell("%%stepscope kept\nfor each in ('1', ''):\n    get_ipython().run_cell(each)", True)
     assert shell.user_ns.pop("kept").lines["file"][0] == "cell 1"
     assert not recorded.is_cancelled
