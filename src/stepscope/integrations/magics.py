@@ -25,7 +25,7 @@ from weakref import WeakKeyDictionary
 from stepscope import guard
 from stepscope.commands.shared.options import CommandParser, whole
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.record.captures import CaptureRequest
+from stepscope.record.captures import CaptureRequest, CaptureResult
 from stepscope.record.controller import controller
 from stepscope.record.hooks import begin_watch
 from stepscope.record.launch import SILENT
@@ -117,6 +117,10 @@ class Magics:
 
     def end(self, result: Any) -> None:
         """Show what was recorded, unless the cell failed; one that was interrupted did not."""
+        from IPython.display import display
+
+        import stepscope
+
         recording, self._recording = self._recording, None
         if recording is None:
             return
@@ -128,7 +132,7 @@ class Magics:
             self.last = trace = recording.end(cell_names(self._shell), result.execution_count)
             if recording.name:
                 self._shell.user_ns[recording.name] = trace
-            self._show(trace)
+            display(stepscope.diagnose(trace))
 
     def lines(self, line: str) -> None:
         """Show what each line of a function took in the last recording.
@@ -141,13 +145,6 @@ class Magics:
             function = inspect.unwrap(self._shell.ev(line))
             document = lines_of(self.last, getattr(function, "__func__", function), cell_names(self._shell))
             _display(document)
-
-    def _show(self, trace: Trace) -> None:
-        from IPython.display import display
-
-        import stepscope
-
-        display(stepscope.diagnose(trace))
 
 
 @contextlib.contextmanager
@@ -187,17 +184,24 @@ class _CellRecording:
         )
 
     def cancel(self) -> None:
-        """End the recording, and keep nothing of it."""
+        """End the recording, and keep nothing of it but a file that was asked for."""
         self._handle.cancel()
-        self._controller.finish("the cell failed")
-        self._take_off()
-        result = self._handle.result
-        if result is not None and result.path is not None:
-            self._remove(result.path)
+        with self._ended():
+            pass
 
-    def _remove(self, path: Path) -> None:
-        if self._out is None:
-            shutil.rmtree(path.parent, ignore_errors=True)
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[CaptureResult]:
+        """The result, its file until the end of the block unless it was asked for."""
+        try:
+            self._controller.finish("the cell ended first")
+        finally:
+            self._take_off()
+        result = self._handle.result or CaptureResult()
+        try:
+            yield result
+        finally:
+            if result.path is not None and self._out is None:
+                shutil.rmtree(result.path.parent, ignore_errors=True)
 
     def end(self, files: dict[str, str], number: int | None) -> Trace:
         """End the recording, and read it.
@@ -211,22 +215,17 @@ class _CellRecording:
         """
         import stepscope
 
-        self._controller.finish("the cell ended first")
-        self._take_off()
-        result = self._handle.result
-        if result is None or result.path is None or not result.steps:
-            raise UsageError(self._why_nothing(None if result is None else result.problem))
-        if result.steps < self._asked:
-            guard.tell(f"{result.steps} of {self._asked} steps were recorded: the cell ended first")
-        texts = {name: "".join(linecache.getlines(file)) for file, name in files.items()}
-        if self._out is None:
-            files = {**files, str(result.path): f"cell {number or 0}"}
-        try:
+        with self._ended() as result:
+            if result.path is None or not result.steps:
+                raise UsageError(self._why_nothing(result.problem))
+            if result.steps < self._asked:
+                guard.tell(f"{result.steps} of {self._asked} steps were recorded: the cell ended first")
+            texts = {name: "".join(linecache.getlines(file)) for file, name in files.items()}
+            if self._out is None:
+                files = {**files, str(result.path): f"cell {number or 0}"}
             trace = _CellNames(files).redact(stepscope.open_trace(result.path))
             for name in SCHEMAS:
                 trace.table(name)  # before its file is gone
-        finally:
-            self._remove(result.path)
         trace.kept("cells", lambda: texts)
         return trace
 
@@ -278,7 +277,7 @@ def lines_of(trace: Trace, function: Any, names: Mapping[str, str]) -> Document:
     import polars as pl
 
     from stepscope.integrations.notebook import page_of
-    from stepscope.report.document import Document, Table, Text
+    from stepscope.report.document import Document, Table, Text, texts
     from stepscope.report.format import count, duration, share
 
     try:
@@ -300,9 +299,12 @@ def lines_of(trace: Trace, function: Any, names: Mapping[str, str]) -> Document:
     numbers = pl.Series("line", range(first, first + len(source)), pl.Int32)
     rows = pl.DataFrame({"line": numbers, "source": text}).join(taken, on="line", how="left", maintain_order="left")
     rows = rows.select("line", "total_ns", (pl.col("total_ns") / step_ns).alias("share"), "source")
-    whole = f"{duration(total_ns)} of {duration(step_ns)} per step ({share(total_ns / step_ns)})"
-    said = f"{name}: {whole}, mean of {count(steps)}, without calls of your other functions."
-    return Document("lines", (Text(said), Table(rows)))
+    took = f"{duration(total_ns)} of {duration(step_ns)} per step ({share(total_ns / step_ns)})"
+    said = f"{name}: {took}, mean of {count(steps)}, without calls of your other functions."
+    code = getattr(function, "__code__", None)
+    is_busy = code is not None and code.co_firstlineno in taken["line"]
+    busy = f"At line {first}: the time of lines that follow each other too quickly to be told apart." if is_busy else ""
+    return Document("lines", (Text(said), Table(rows), *texts(busy)))
 
 
 def _display(document: Document) -> None:

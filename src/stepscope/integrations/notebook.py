@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
     from stepscope.whatif.answer import Answer as WhatIf
 
-_OWN: Final = ("rank", "json", "html", "devices", "link")
+_OWN: Final = ("rank", "json", "html", "redact", "devices", "link")
 """Options of the commands that make no difference to the object, or are about several traces or devices."""
 
 
