@@ -14,10 +14,12 @@ import os
 import re
 import shutil
 import sys
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
@@ -58,6 +60,7 @@ def load_ipython_extension(shell: Any) -> None:
 def unload_ipython_extension(shell: Any) -> None:
     """Take the magics off; called by `%unload_ext stepscope` and `%reload_ext stepscope`."""
     magics = _magics.pop(shell)
+    magics.cancel()
     shell.input_transformers_cleanup.remove(_without_magic)
     shell.events.unregister("pre_run_cell", magics.begin)
     shell.events.unregister("post_run_cell", magics.end)
@@ -105,15 +108,22 @@ class Magics:
     def __init__(self, shell: Any) -> None:
         self.last: Trace | None = None
         self._shell = shell
-        self._recording: _CellRecording | None = None
+        self._recorded: tuple[Any, _CellRecording] | None = None
 
     def begin(self, info: Any) -> None:
         """Begin to record if the cell is to be recorded; a problem is said, and the cell runs without it."""
-        self._recording = None
         found = _CELL.match(info.raw_cell)
         if found is not None:
+            if self._recorded is not None:  # a cell that runs this one, or that IPython never ended
+                guard.tell("another cell's recording was given up: one cell is recorded at a time")
+                self.cancel()
             with _said("the cell is not recorded"):
-                self._recording = _CellRecording(_options(found[1] or ""))
+                self._recorded = info, _CellRecording(_options(found[1] or ""))
+
+    def cancel(self) -> None:
+        recorded, self._recorded = self._recorded, None
+        if recorded is not None:
+            guard.attempted(recorded[1].cancel)
 
     def end(self, result: Any) -> None:
         """Show what was recorded, unless the cell failed; one that was interrupted did not."""
@@ -121,11 +131,14 @@ class Magics:
 
         import stepscope
 
-        recording, self._recording = self._recording, None
-        if recording is None:
+        if self._recorded is None or (result is not None and result.info is not self._recorded[0]):
+            return  # a cell that the recorded one runs
+        if result is None:
+            self.cancel()
             return
+        (_, recording), self._recorded = self._recorded, None
         failed = result.error_before_exec or result.error_in_exec
-        if failed is not None and not isinstance(failed, KeyboardInterrupt):
+        if failed is not None and not isinstance(failed, (KeyboardInterrupt, CancelledError)):
             guard.attempted(recording.cancel)
             return
         with _said("no recording is shown"):
@@ -142,6 +155,8 @@ class Magics:
         with _said("its lines cannot be shown"):
             if self.last is None:
                 raise UsageError("nothing was recorded yet: begin the cell with its loop with %%stepscope")
+            if not line.strip():
+                raise UsageError("name a function, as in %stepscope_lines train")
             function = inspect.unwrap(self._shell.ev(line))
             document = lines_of(self.last, getattr(function, "__func__", function), cell_names(self._shell))
             _display(document)
@@ -162,26 +177,32 @@ class _CellRecording:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.name: str | None = options.name
-        if self.name is not None and not self.name.isidentifier():
+        if self.name is not None and (not self.name.isidentifier() or iskeyword(self.name)):
             raise UsageError(f"{self.name[:50]!r} is not a name that a variable can have")
+        self._out = None if options.out is None else Path(options.out).absolute()
+        if self._out is not None and not self._out.parent.is_dir():
+            raise UsageError(f"there is no folder {self._out.parent}")
         if "jax" not in sys.modules and find_spec("torch") is None:
             raise UsageError("recording needs PyTorch, or JAX imported in an earlier cell")
         if "jax" not in sys.modules:
             import_module("torch")  # the cell may be the one that imports it, and the hooks come before
         if controller() is not None:
             raise UsageError("stepscope watches this process already: stepscope attach records its steps")
-        self._controller, self._take_off = begin_watch()
-        self._out = None if options.out is None else Path(options.out).absolute()
         self._asked: int = options.steps
+        self._controller, self._take_off = begin_watch()
         self._begun = self._controller.current_step()
-        self._handle = self._controller.request(
-            CaptureRequest(
-                steps=self._asked,
-                first_step=self._begun + options.warmup,
-                out=self._out,
-                timeout_s=_LONGEST_STEP_S,
+        try:
+            self._handle = self._controller.request(
+                CaptureRequest(
+                    steps=self._asked,
+                    first_step=self._begun + options.warmup,
+                    out=self._out,
+                    timeout_s=_LONGEST_STEP_S,
+                )
             )
-        )
+        except BaseException:  # also an interrupt: later cells are recorded again
+            self._take_off()
+            raise
 
     def cancel(self) -> None:
         """End the recording, and keep nothing of it but a file that was asked for."""

@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ _RANK: Final = re.compile(
 )
 _HEAD_BYTES: Final = 1 << 16
 _MOST_FOLDERS: Final = 20_000
-_LISTED_S: Final = 3.0
 _PATIENCE_S: Final = 0.5
 
 
@@ -64,16 +62,16 @@ class LogFolder:
     def __init__(self, root: str) -> None:
         self.root = Path(os.path.realpath(root))
         self._lock = threading.Lock()
-        self._listed: tuple[float, dict[str, LoggedRun]] = (0.0, {})
+        self._listed: dict[str, LoggedRun] = {}
         self._ranks: dict[tuple[Path, int], tuple[int, int] | None] = {}
 
     def runs(self, anew: bool = False) -> dict[str, LoggedRun]:
-        """By their paths below the folder; otherwise listed anew if the last time is some seconds ago."""
+        """By their paths below the folder, as they were found last: "latest" means one run while a page is open."""
         with self._lock:
-            if anew or time.monotonic() - self._listed[0] > _LISTED_S or not self._listed[1]:
+            if anew or not self._listed:
                 found = sorted(self._found(), key=lambda run: -run.written_unix_s)
-                self._listed = time.monotonic(), {self.name_of(run.path): run for run in found}
-            return self._listed[1]
+                self._listed = {self.name_of(run.path): run for run in found}
+            return self._listed
 
     def exist(self) -> bool:
         return True
@@ -158,11 +156,8 @@ class LogFolder:
         The last has the folder's name, earlier ones that of their first file. Files are of one job if they tell ranks
         of the same number of ranks; one that tells none is a run of its own.
         """
-        files = [
-            file
-            for file in map(folder.joinpath, sorted(names, key=_order))
-            if os.path.isfile(file) and self._holds(file)
-        ]
+        found = map(folder.joinpath, sorted(names, key=_order))
+        files = [file for file in found if os.path.isfile(file) and self._holds(file)]
         jobs = list(_jobs_of({file: self._rank_of(file) if len(files) > 1 else None for file in files}))
         jobs.sort(key=lambda job: max(_order(file.name) for file in job))
         for job in jobs:
