@@ -32,9 +32,10 @@ def trace_of(file: str = "train.py") -> Trace:
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
 
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    shell = InteractiveShell.instance()
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "stepscope")
     yield shell
     InteractiveShell.clear_instance()
