@@ -224,8 +224,9 @@ def run_comment(api: Api, **variables: str) -> str:
 
 def test_a_mistake_is_no_regression(api: Api, tmp_path: Path) -> None:
     hostile = f"$(touch {tmp_path}/hostile)`touch {tmp_path}/hostile`; touch {tmp_path}/hostile"
-    wrong = used(api, tmp_path / "run", tmp_path, traces=hostile, token="secret")
-    assert wrong.code == 2
+    for number, inputs in enumerate(({"traces": hostile}, {"command": "train.py", "rounds": f"a[{hostile}]"})):
+        wrong = used(api, tmp_path / f"run-{number}", tmp_path, **inputs, token="secret")
+        assert wrong.code == 2
     assert (api.comments, (tmp_path / "hostile").exists()) == ([], False)
 
 
