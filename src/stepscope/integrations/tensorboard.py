@@ -77,16 +77,19 @@ class LogFolder:
         return True
 
     def meant(self, name: str) -> Path:
+        return self._run_of(name).path
+
+    def _run_of(self, name: str) -> LoggedRun:
         from stepscope.view.documents import NoDocument
 
         runs = self.runs()
         if not runs:
             raise NoDocument(f"there is no trace below {self.root}")
         if name == "latest":
-            return next(iter(runs.values())).path
+            return next(iter(runs.values()))
         if name not in runs:
             raise NoDocument(f"there is no run {name[:100]!r} below {self.root}")
-        return runs[name].path
+        return runs[name]
 
     def name_of(self, run: Path) -> str:
         return run.relative_to(self.root).as_posix().encode("utf-8", "backslashreplace").decode()
@@ -95,15 +98,16 @@ class LogFolder:
         """The traces of a run.
 
         Raises:
+            NoDocument: it is no longer listed.
             UnreadableTraceError: something beside them, which would be read with them, is a link that leads elsewhere.
         """
         from stepscope.errors import UnreadableTraceError
 
-        logged = self.runs().get(self.name_of(run))
-        for file in _read_with(logged.files if logged else []):
+        files = self._run_of(self.name_of(run)).files
+        for file in _read_with(files):
             if not self._holds(file):
                 raise UnreadableTraceError(f"{file} leads out of the log folder {self.root}")
-        return logged.files if logged else []
+        return files
 
     def table(self) -> list[dict[str, Any]]:
         return [self._row(name, run) for name, run in self.runs().items()]
