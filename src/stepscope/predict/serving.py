@@ -176,7 +176,7 @@ def _size(found: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int | 
         return None
     value = found[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise UsageError(f"{where}: {key!r} should be a whole number, at most {_MOST:,}, not {str(value)[:80]!r}")
+        raise UsageError(f"{where}: {key!r} should be a whole number from 0 to {_MOST:,}, not {str(value)[:80]!r}")
     return value
 
 
