@@ -30,10 +30,9 @@ Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
 
 _MODULE: Final = b'export const render = () => location.replace(new URL("page.html", document.baseURI));\n'
 """What TensorBoard imports in the plugin's frame; its base is the plugin's routes."""
-_KINETO: Final = re.compile(r".*?(\d+)\.pt\.trace\.json(?:\.gz)?", re.ASCII | re.DOTALL)
-_KINETO_ENDINGS: Final = (".pt.trace.json", ".pt.trace.json.gz")
+_KINETO: Final = re.compile(r"(?:.*?(\d*)\.pt\.trace|trace-(\d+))\.json(?:\.gz)?", re.ASCII | re.DOTALL)
+"""Names by torch's handler, with a time, and by `stepscope.profile` of a folder, with a number."""
 _XPLANE: Final = ".xplane.pb"
-_ENDINGS: Final = (*_KINETO_ENDINGS, _XPLANE)
 _RANK: Final = re.compile(
     rb'"distributedInfo":\s*\{.{0,300}?"rank":\s*(\d{1,9}),\s*"world_size":\s*(\d{1,9})\b', re.DOTALL
 )
@@ -77,16 +76,19 @@ class LogFolder:
         return True
 
     def meant(self, name: str) -> Path:
+        return self._run_of(name).path
+
+    def _run_of(self, name: str) -> LoggedRun:
         from stepscope.view.documents import NoDocument
 
         runs = self.runs()
         if not runs:
             raise NoDocument(f"there is no trace below {self.root}")
         if name == "latest":
-            return next(iter(runs.values())).path
+            return next(iter(runs.values()))
         if name not in runs:
             raise NoDocument(f"there is no run {name[:100]!r} below {self.root}")
-        return runs[name].path
+        return runs[name]
 
     def name_of(self, run: Path) -> str:
         return run.relative_to(self.root).as_posix().encode("utf-8", "backslashreplace").decode()
@@ -95,15 +97,16 @@ class LogFolder:
         """The traces of a run.
 
         Raises:
+            NoDocument: it is no longer listed.
             UnreadableTraceError: something beside them, which would be read with them, is a link that leads elsewhere.
         """
         from stepscope.errors import UnreadableTraceError
 
-        logged = self.runs().get(self.name_of(run))
-        for file in _read_with(logged.files if logged else []):
+        files = self._run_of(self.name_of(run)).files
+        for file in _read_with(files):
             if not self._holds(file):
                 raise UnreadableTraceError(f"{file} leads out of the log folder {self.root}")
-        return logged.files if logged else []
+        return files
 
     def table(self) -> list[dict[str, Any]]:
         return [self._row(name, run) for name, run in self.runs().items()]
@@ -143,7 +146,7 @@ class LogFolder:
                 continue
             folders.sort()
             yield from self._run(folder, [folder / name for name in sorted(names) if name.endswith(_XPLANE)])
-            yield from self._written_by_kineto(folder, [name for name in names if name.endswith(_KINETO_ENDINGS)])
+            yield from self._written_by_kineto(folder, [name for name in names if _KINETO.fullmatch(name)])
 
     def _run(self, path: Path, files: Iterable[Path]) -> Iterator[LoggedRun]:
         inside = [file for file in files if os.path.isfile(file) and self._holds(file)]
@@ -195,7 +198,11 @@ def _jobs_of(ranks: Mapping[Path, tuple[int, int] | None]) -> Iterator[list[Path
 
 def _order(name: str) -> tuple[int, str]:
     told = _KINETO.fullmatch(name)
-    return int(told[1]) if told else 0, name
+    return int(told[1] or told[2] or 0) if told else 0, name
+
+
+def _is_trace(name: str) -> bool:
+    return name.endswith(_XPLANE) or _KINETO.fullmatch(name) is not None
 
 
 def _read_with(files: Iterable[Path]) -> Iterator[Path]:
@@ -204,7 +211,7 @@ def _read_with(files: Iterable[Path]) -> Iterator[Path]:
 
     yield from files
     for folder in {file.parent for file in files}:
-        yield from (each for each in folder.glob("*") if not os.path.isdir(each) and not each.name.endswith(_ENDINGS))
+        yield from (each for each in folder.glob("*") if not os.path.isdir(each) and not _is_trace(each.name))
         yield from folder.glob("telemetry/*")
         if is_run_folder(folder.parent):
             yield folder.parent / MANIFEST
