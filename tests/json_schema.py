@@ -35,7 +35,7 @@ from stepscope.diagnosis.exchanges import EXCHANGE_SCHEMA
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import CompileUse
 from stepscope.machine.observed import Observation
-from stepscope.predict import limits, prediction, scaling
+from stepscope.predict import limits, prediction, scaling, serving
 from stepscope.predict.batch import MemoryNeed
 from stepscope.predict.cost import energy_parts, plan
 from stepscope.predict.data_parallel_settings import BucketSize, Reason, SettingsFromTrace
@@ -423,7 +423,7 @@ class Prediction(
     _part(
         prediction.StepPrediction,
         *("step_ns", "low_ns", "high_ns", "speed_up", "samples_per_s", "device_ns", "busy_share", "host_ns"),
-        *("limit", "limit_share", "limit_cause", "memory_bytes", "fits", "notes", "knowledge"),
+        *("limit", "limit_share", "limit_cause", "memory_bytes", "fits", "notes", "knowledge", "phases"),
     )
 ):
     device: str
@@ -454,6 +454,29 @@ class Predict(
     unreadable: list[diagnosis.Unreadable]
     sentences: list[Prose]
     scaling: NotRequired[list[Scaling]]
+
+
+class ServedModel(_part(serving.ModelShape, "parameters", "layers", "experts", "weights")):
+    path: str
+
+
+class ServedOn(
+    _part(
+        serving.ServingPrediction,
+        *("fits", "most_requests", "weight_bytes", "cache_bytes", "prefill", "decode", "tokens_per_s", "notes"),
+    )
+):
+    device: str
+    link: str | None
+
+
+class Serving(Document):
+    """`stepscope serving`."""
+
+    model: ServedModel
+    request: serving.ServingRequest
+    servings: list[ServedOn]
+    sentences: list[Prose]
 
 
 class PlannedTrace(_part(prediction.PredictedSteps, "path", "format", "device", "why_not", "warnings")):
@@ -833,7 +856,7 @@ class Collectives(Document):
 
 DOCUMENTS: Final = (
     *(Diagnosis, Ranks, Job, Collectives, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
-    *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
+    *(Serving, Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
 )
 
 

@@ -58,7 +58,7 @@ async function answerOf(address: string, signal?: AbortSignal, method = "GET"): 
 
 async function askServer(address: string, signal: AbortSignal | undefined, method: string): Promise<Response> {
   return fetch(`api/${address}`, { method, signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
-    throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
+    throw signal?.aborted ? error : new Unavailable("The server of this page no longer answers: start it again, and open the address that it prints.");
   });
 }
 

@@ -1,4 +1,4 @@
-/** What is shown and chosen. It lives in the address, so that links can be shared and back and forward work; in a frame of a notebook, which has no address of its own, in the page. */
+/** What is shown and chosen. It lives in the address, so that links can be shared and back and forward work; in a frame of a notebook or an editor, which has no address of its own, in the page. */
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -13,10 +13,11 @@ export interface Range {
   end: number;
 }
 
-/** Whether the page is in a frame of a notebook. */
+/** Whether the page is in a frame of a notebook or an editor. */
 export const isFramed = globalThis.location?.protocol === "about:";
 
-const address = signal(new URLSearchParams(globalThis.location?.hash.slice(1) ?? ""));
+const first = isFramed ? document.documentElement.dataset.address : globalThis.location?.hash.slice(1);
+const address = signal(new URLSearchParams(first ?? ""));
 
 export const view = computed(() => address.value.get("view")); // null for the first
 export const selection = computed<Selection | null>(() => {

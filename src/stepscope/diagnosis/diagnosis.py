@@ -165,7 +165,7 @@ class StepTime(DeviceSummary):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file (such as one rank's) that could not be read and is missing from the report.
+    """A file (such as one rank's) that is not in the report: it could not be read, or is left out.
 
     Attributes:
         reason: one sentence that names the file and says what is wrong with it.

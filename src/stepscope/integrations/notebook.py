@@ -19,7 +19,7 @@ from stepscope.commands.view.pages import Job, options_of
 from stepscope.errors import UsageError
 from stepscope.report.format import file_name
 from stepscope.threads import cached_property
-from stepscope.view.documents import Answer, Documents, Options
+from stepscope.view.documents import LONGEST_QUERY, Answer, Documents, Options
 
 if TYPE_CHECKING:
     from stepscope.analysis.memory import MemorySummary
@@ -27,20 +27,19 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
     from stepscope.whatif.answer import Answer as WhatIf
 
-_LONGEST_ADDRESS: Final = 8192
 _OWN: Final = ("rank", "json", "html", "devices", "link")
 """Options of the commands that make no difference to the object, or are about several traces or devices."""
 
 
 def what_if(trace: Trace, options: Mapping[str, Any]) -> WhatIf:
     """See `Trace.what_if`."""
-    opened = _page(trace).opened
+    opened = page_of(trace).opened
     return whatif.answer_to(whatif.COMMAND.parsed(_words(options)), opened.view, opened.tried)
 
 
 def predicted(trace: Trace, options: Mapping[str, Any]) -> PredictedSteps:
     """See `Trace.predict`."""
-    opened = _page(trace).opened
+    opened = page_of(trace).opened
     arguments = predict.PREDICT.parsed(_words(options))
     return predict.prediction_of(arguments, predict.Basis(arguments, opened.view.experiment))[0]
 
@@ -49,7 +48,7 @@ def memory_use(trace: Trace, device: str | None) -> MemorySummary:
     """See `Trace.memory_use`."""
     from stepscope.analysis.memory import memory_summary
 
-    memories = _page(trace).opened.view.memories
+    memories = page_of(trace).opened.view.memories
     found = [each for each in memories if device is None or each.device == str(device)]
     if not found:
         known = ", ".join(each.device for each in memories)
@@ -76,6 +75,7 @@ class TracePage:
     def __init__(self, trace: Trace) -> None:
         self._job = Job.of(VIEW.parsed(["-"]), trace)
         self._title = file_name(trace.metadata.path) or "a trace"
+        self._cells: Mapping[str, str] = trace.kept("cells", dict)
 
     @cached_property
     def _documents(self) -> Documents:
@@ -87,22 +87,24 @@ class TracePage:
 
     def ask(self, address: str) -> Future[Answer]:
         """Ask for a document by the address that the page's server has for it."""
-        name, _, query = address[:_LONGEST_ADDRESS].partition("?")
+        name, _, query = address[:LONGEST_QUERY].partition("?")
         return self._documents.ask(name, dict(parse_qsl(query, keep_blank_values=True)))
 
     def _document(self, name: str, options: Options) -> Any:
         if name == "session":
             return session_of(self._title, "trace", self._job.documents)
+        if name == "source" and options.get("file") in self._cells:
+            return {"file": options["file"], "text": self._cells[options["file"]], "note": ""}
         return self._job.document(name, options)
 
 
-def _page(trace: Trace) -> TracePage:
+def page_of(trace: Trace) -> TracePage:
     return trace.kept("page", lambda: TracePage(trace))
 
 
 def page_widget(trace: Trace, height: int) -> Any:
     """See `Trace.view`."""
-    return _widget_class()(_page(trace), height)
+    return _widget_class()(page_of(trace), height)
 
 
 @cache
@@ -118,7 +120,7 @@ def _widget_class() -> Any:
 
     from stepscope.view.page import framed_page
 
-    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc]
         """The page; what it shows comes in messages, so that a saved notebook holds none of it."""
 
         _esm = files("stepscope.view").joinpath("widget.js").read_text("utf-8")
@@ -136,7 +138,8 @@ def _widget_class() -> Any:
             static = f'<div class="{self._static}">{diagnosis._repr_html_()}</div>'
             display({"text/plain": repr(diagnosis), "text/html": static}, raw=True)
             data, metadata = self._repr_mimebundle_()
-            display({**data, "text/plain": "the page of stepscope"}, metadata=metadata, raw=True)
+            saved = {"text/plain": "Run this cell again for the interactive page."}
+            display({**data, **saved}, metadata=metadata, raw=True)
 
         def _answer(self, _: object, message: Any, buffers: object) -> None:
             asked = {"view": message["view"], "ask": message.get("ask")}
@@ -145,11 +148,11 @@ def _widget_class() -> Any:
                 return
             found = self._page.ask(message["address"])
             try:
-                answer = asyncio.wrap_future(found)  # sent by the loop's own thread, once no cell runs
-            except RuntimeError:  # there is no loop
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
                 self._reply(asked, found)
-            else:
-                answer.add_done_callback(partial(self._reply, asked))
+            else:  # its thread sends the answer, once no cell runs
+                asyncio.wrap_future(found, loop=loop).add_done_callback(partial(self._reply, asked))
 
         def _reply(self, asked: Mapping[str, Any], answer: Any) -> None:
             found = answer.result()

@@ -49,6 +49,7 @@ def predict_document(answer: PredictedSteps, scaled: Sequence[Block] = (), *, to
     blocks = (
         Section("", texts(*_head(answer)), is_quiet=True),
         *(_times(answer, total) if any(each.step_ns is not None for each in answer.predictions) else ()),
+        *_served(answer),
         *section_if("", *_items(_sentences(answer)), is_quiet=True),
         *_basis(answer),
         *section_if("", *_items(_notes(answer)), is_quiet=True),
@@ -77,11 +78,15 @@ def step_text(prediction: StepPrediction) -> str:
     """Format a predicted step as "41.0 ms (36.2 to 47.1 ms)"; empty if no time is given."""
     if prediction.step_ns is None or prediction.low_ns is None or prediction.high_ns is None:
         return ""
-    step = duration(prediction.step_ns)
-    if prediction.high_ns - prediction.low_ns < _EXACT * prediction.step_ns:
-        return step
-    low, high = duration(prediction.low_ns), duration(prediction.high_ns)
-    return step if low == step == high else f"{step} ({_range(low, high)})"
+    return range_text(prediction.step_ns, prediction.low_ns, prediction.high_ns)
+
+
+def range_text(ns: float, low_ns: float, high_ns: float) -> str:
+    """Format a time with its range as "41.0 ms (36.2 to 47.1 ms)", or alone if the range is too narrow to show."""
+    if high_ns - low_ns < _EXACT * ns:
+        return duration(ns)
+    time, low, high = duration(ns), duration(low_ns), duration(high_ns)
+    return time if low == time == high else f"{time} ({_range(low, high)})"
 
 
 def _range(low: str, high: str) -> str:
@@ -229,6 +234,57 @@ def _step_cell(prediction: StepPrediction) -> str:
     return step_text(prediction) or "not given"
 
 
+_OF_PHASE: Final = {"prefill": "prefill, to the first token", "decode": "decoding, for each token"}
+
+
+def _served(answer: PredictedSteps) -> Iterator[Section]:
+    """The iterations of a recorded server, as recorded and on each device."""
+    known = [each for each in answer.predictions if each.phases and each.fits is not False]
+    if not known:
+        return
+    rows = [
+        {
+            "iteration": _OF_PHASE.get(phase.phase, phase.phase),
+            "device": "as recorded",
+            **fields(phase, "count", "requests", "tokens"),
+            "time": duration(phase.measured_ns),
+            "device_works": duration(phase.measured_device_ns),
+        }
+        for phase in known[0].phases
+    ]
+    for each in known:
+        for phase in each.phases:
+            what = _OF_PHASE.get(phase.phase, phase.phase)
+            time = range_text(phase.ns, phase.low_ns, phase.high_ns)
+            rows.append(
+                {"iteration": what, "device": each.device.name, "time": time, "device_works": duration(phase.device_ns)}
+            )
+    table = pl.DataFrame(rows, schema=_PHASE_COLUMNS)
+    if len(known[0].phases) > 1:
+        table = table.sort(pl.col("iteration").rank("dense", descending=True), maintain_order=True)
+    yield Section(
+        "What an iteration of the server would take", (Table(table, "iterations"), *texts(*_of_graphs(known[0])))
+    )
+
+
+def _of_graphs(prediction: StepPrediction) -> Iterator[str]:
+    for phase in prediction.phases:
+        if phase.graph_share:
+            what = _OF_PHASE.get(phase.phase, phase.phase)
+            yield f"{what}: {share(phase.graph_share)} of the device's work is in captured graphs, without gaps"
+
+
+_PHASE_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    "iteration": pl.String,
+    "device": pl.String,
+    "count": pl.Int64,
+    "requests": pl.Float64,
+    "tokens": pl.Float64,
+    "time": pl.String,
+    "device_works": pl.String,
+}
+
+
 def _basis(answer: PredictedSteps) -> Iterator[Section]:
     """Share of device time by what its prediction rests on."""
     names = [
@@ -287,7 +343,7 @@ def _prediction(prediction: StepPrediction) -> dict[str, Any]:
         "device": prediction.device.name,
         **fields(prediction, *times, "limit", "limit_share", "limit_cause", "memory_bytes"),
         "device_memory_bytes": prediction.device.memory_bytes,
-        **fields(prediction, "fits", "notes"),
+        **fields(prediction, "fits", "notes", "phases"),
         "knowledge": prediction.knowledge,
         "bases": dict(prediction.bases),
     }
@@ -341,7 +397,7 @@ def scaling_section(device: str, link: Link | None, steps: Sequence[ScaledStep])
 def _scaled_row(step: ScaledStep) -> dict[str, Any]:
     return {
         "devices": step.devices,
-        "step": _step(step),
+        "step": range_text(step.step_ns, step.low_ns, step.high_ns),
         "throughput": f"{step.devices * step.efficiency:.2f} x",
         "samples_per_s": step.samples_per_s,
         "efficiency_share": step.efficiency,
@@ -349,13 +405,6 @@ def _scaled_row(step: ScaledStep) -> dict[str, Any]:
         "exposed": duration(step.exposed_ns),
         "stragglers": duration(step.straggler_ns),
     }
-
-
-def _step(step: ScaledStep) -> str:
-    whole = duration(step.step_ns)
-    if step.high_ns - step.low_ns < _EXACT * step.step_ns:
-        return whole
-    return f"{whole} ({_range(duration(step.low_ns), duration(step.high_ns))})"
 
 
 _NUMBERS: Final = ("on_demand_usd_h", "spot_usd_h", "gpu_memory_gb", "vcpus", "memory_gib")

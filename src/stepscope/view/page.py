@@ -26,6 +26,15 @@ PAGE: Final = f"""\
 <script src="page.js"></script>
 </html>
 """
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Of every answer."""
 _ESCAPED: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -64,7 +73,7 @@ def page_file(title: str, documents: Mapping[str, bytes]) -> bytes:
 
 
 def framed_page() -> str:
-    """The page for a frame of a notebook: it asks the document around it for its documents."""
+    """The page for a frame of a notebook or an editor: it asks the document around it for its documents."""
     return _whole("stepscope", "")
 
 
