@@ -234,7 +234,8 @@ CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32
 _SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
 _SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # split-K factors: parts of a single product's inner dimension
 _SECTOR: Final = 8  # FP32 numbers per memory sector: rows of whole sectors are read without waste
-CONSTANTS: Final = 2 * len(_SHAPES) + 9
+_START: Final = 2 * len(_SHAPES)  # place of the logarithm of a kernel's start in microseconds
+CONSTANTS: Final = _START + 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +296,7 @@ def tile_seconds(
     kind = _SHAPES.index((max(tile), min(tile)))
     efficiency = 1 / (1 + np.exp(-constants[kind]))
     fewest = np.exp(constants[len(_SHAPES) + kind])
-    start, ragged, edge, sharp, again_single, again_batch, power, joint, even = constants[2 * len(_SHAPES) :].tolist()
+    start, ragged, edge, sharp, again_single, again_batch, power, joint, even = constants[_START:].tolist()
 
     single = operations.batch == 1
     tiles = operations.batch * np.ceil(operations.columns / tile[0]) * np.ceil(operations.rows / tile[1]) * splits
@@ -427,11 +428,13 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
 def _amd_times(operations: Operations, device: DevicePeaks, law: TileLaw) -> OperationTimes:
     """Times by the tile law of NVIDIA's devices, at the rate that AMD's sustain, with the best tile."""
     ns = np.empty(len(operations))
+    constants = law.constants.copy()
+    constants[_START] = np.log(START_NS / 1e3)  # the timings' start has part of their host
     for kind in np.unique(operations.number_type).tolist():
         chosen = operations.number_type == kind
         of_kind, rates = operations.select(chosen), _amd_rates(device, kind)
-        seconds = [best_seconds(law.constants, of_kind, device, rates, tile) for tile in CHOSEN]
-        ns[chosen] = np.maximum(np.min(seconds, axis=0) * 1e9, START_NS)
+        seconds = [best_seconds(constants, of_kind, device, rates, tile) for tile in CHOSEN]
+        ns[chosen] = np.min(seconds, axis=0) * 1e9
     return OperationTimes(ns, ns / WIDEST, ns * WIDEST, np.full(len(ns), "roofline"))
 
 
