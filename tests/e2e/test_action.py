@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from stepscope.record.run_folder import RunFolder
+from stepscope.commands.record.run import COMMAND as RUN
 from tests.e2e.conftest import BATCHED, PER_TOKEN, environment
 
 REPOSITORY: Final = Path(__file__).parents[2]
@@ -103,14 +103,21 @@ class Outcome:
     outputs: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
-def used(api: Api, folder: Path, workspace: Path, last: str | None = None, **inputs: str) -> Outcome:
-    """Run the steps of the action, up to the last, as GitHub does; names of inputs have _ in place of -."""
+def used(
+    api: Api, folder: Path, workspace: Path, program: str = "-m stepscope", last: str | None = None, **inputs: str
+) -> Outcome:
+    """Run the steps of the action, up to the last, as GitHub does.
+
+    Args:
+        program: what Python runs in place of stepscope.
+        inputs: those of the action, with _ in place of -.
+    """
     given = {name: str(each.get("default", "")) for name, each in ACTION["inputs"].items()} | {"base": ""}
     given |= {name.replace("_", "-"): value for name, value in inputs.items()}
     assert given.keys() == ACTION["inputs"].keys()
     programs = folder / "bin"
     programs.mkdir(parents=True)
-    for name, words in (("stepscope", f"{sys.executable} -m stepscope"), ("python", sys.executable)):
+    for name, words in (("stepscope", f"{sys.executable} {program}"), ("python", sys.executable)):
         (programs / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         (programs / name).chmod(0o755)
     outcome = Outcome()
@@ -173,19 +180,20 @@ def test_no_script_contains_an_expression() -> None:
 
 def test_a_regression_fails_and_there_is_one_comment(api: Api, tmp_path: Path) -> None:
     alien = {"id": 1, "user": {"login": "someone"}, "body": "<!-- stepscope: step time -->"}
-    api.comments.append(dict(alien))
+    gone = {"id": 0, "user": None, "body": None}
+    api.comments += [dict(alien), dict(gone)]
     traces = {"traces": str(PER_TOKEN), "baseline": str(BATCHED)}
     slower = used(api, tmp_path / "slower", tmp_path, **traces, fail_if_slower="5%", token="secret")
     assert (slower.code, slower.outputs["report"]["failed"]) == (1, "true"), slower.said
     assert "Slower" in slower.summary
     assert str(PER_TOKEN.parent) not in slower.summary
     assert api.comments[0] == alien
-    assert api.bodies[1:] == [f"<!-- stepscope: step time -->\n{slower.summary}"]
+    assert api.bodies[2:] == [f"<!-- stepscope: step time -->\n{slower.summary}"]
 
     good = used(api, tmp_path / "good", tmp_path, traces=str(BATCHED), fail_on="99%", token="secret")
     assert (good.code, good.outputs["report"]["failed"]) == (0, "false"), good.said
     assert api.comments[0] == alien
-    assert api.bodies[1:] == [f"<!-- stepscope: step time -->\n{good.summary}"]
+    assert api.bodies[2:] == [f"<!-- stepscope: step time -->\n{good.summary}"]
 
 
 def test_a_comment_that_is_refused_fails_nothing(api: Api, tmp_path: Path) -> None:
@@ -219,38 +227,49 @@ def test_a_mistake_is_no_regression(api: Api, tmp_path: Path) -> None:
     hostile = f"$(touch {tmp_path}/hostile)`touch {tmp_path}/hostile`; touch {tmp_path}/hostile"
     wrong = used(api, tmp_path / "run", tmp_path, traces=hostile, token="secret")
     assert wrong.code == 2
+    rounds = used(api, tmp_path / "rounds", tmp_path, command="train.py", rounds=f"a[$(touch {tmp_path}/hostile)]")
+    open_quote = used(api, tmp_path / "quote", tmp_path, command="train.py --name it's")
+    assert (rounds.code, open_quote.code > 0) == (2, True)
     assert (api.comments, (tmp_path / "hostile").exists()) == ([], False)
 
 
-PROGRAM: Final = """\
-import sys, torch
-from part import SIDE
-assert sys.argv[1:] == ["--name", "two words; $HOME"], sys.argv
-layer = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-print("at the", SIDE)
-for _ in range(20):
-    layer(torch.ones(8, 8)).sum().backward()
-    optimizer.step()
+RECORDER: Final = """\
+import json, os, sys
+import part
+with open(os.environ["RUNNER_TEMP"] + "/recorded", "a") as file:
+    print(json.dumps([part.SIDE, os.getcwd(), sys.argv[1:]]), file=file)
 """
 
 
-def test_a_command_is_recorded_at_the_base_and_here(api: Api, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+def test_a_command_is_recorded_in_turn_at_the_base_and_here(api: Api, tmp_path: Path) -> None:
+    """What `stepscope run` is called with; a program in its place imports a module of its side."""
     project = tmp_path / "project"
     (project / "src").mkdir(parents=True)
-    (project / "train.py").write_text(PROGRAM)
+    (project / "examples").mkdir()
+    (project / "examples" / "train.py").touch()
     part = project / "src" / "part.py"
     part.write_text("SIDE = 'base'\n")
     git = ["git", "-C", str(project), "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "base"]):
         subprocess.run([*git, *words], check=True)
     base = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    part.write_text("SIDE = 'head'\n")
-    command = {"command": "train.py --name 'two words; $HOME'", "base": base, "steps": "3"}
-    found = used(api, tmp_path / "run", project, last="record", **command)
+    part.write_text("SIDE = 'the head'\n")
+    (project / base).mkdir()  # with which a head could stand for its own base
+    recorder = tmp_path / "recorder.py"
+    recorder.write_text(RECORDER)
+
+    command = {"command": "train.py --name 'two words; $HOME'", "steps": "3", "rounds": "2"}
+    place = {"base": base, "working_directory": "examples"}
+    found = used(api, tmp_path / "run", project, program=str(recorder), last="record", **command, **place)
     assert found.code == 0, found.said
-    assert re.findall("^at the (.*)$", found.said, re.MULTILINE) == ["base", "head"]
-    for side in ("base", "head"):
-        run = RunFolder.open(found.outputs["record"][f"{side}s"])
-        assert (run.name, len(run.traces())) == (f"{side}-1", 1)
+    calls = [json.loads(line) for line in (tmp_path / "run" / "recorded").read_text().splitlines()]
+    assert [side for side, _, _ in calls] == ["base", "the head", "base", "the head"]
+    assert {Path(folder).name for _, folder, _ in calls} == {"examples"}
+    assert calls[1][1] == str(project / "examples")
+    runs = []
+    for _, _, (name, *words) in calls:
+        arguments = RUN.parsed(words[:-4])
+        assert (name, arguments.steps) == ("run", 3)
+        assert words[-4:] == ["--", "train.py", "--name", "two words; $HOME"]
+        runs.append(f"{arguments.folder}/{arguments.name}")
+    assert found.outputs["record"] == {"bases": ",".join(runs[::2]), "heads": ",".join(runs[1::2])}

@@ -161,7 +161,7 @@ class TestTheSample:
         assert sum(widths) == pytest.approx(100)
         ends = page.script("[...document.querySelectorAll('.card')].map(each => each.getBoundingClientRect().bottom)")
         assert 0 < max(ends) <= 800
-        assert page.script("document.querySelector('.timeline-place canvas').width") > 300
+        page.wait("document.querySelector('.timeline-place canvas').width > 300")
         assert page.texts(".card .card-actions button")[:2] == ["Show", "Code"]
 
         # When, then: the code opens, and so does the command that tries it

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
     from stepscope.whatif.answer import Answer as WhatIf
 
-_OWN: Final = ("rank", "json", "html", "devices", "link")
+_OWN: Final = ("rank", "json", "html", "redact", "devices", "link")
 """Options of the commands that make no difference to the object, or are about several traces or devices."""
 
 
@@ -142,11 +142,14 @@ def _widget_class() -> Any:
             display({**data, **saved}, metadata=metadata, raw=True)
 
         def _answer(self, _: object, message: Any, buffers: object) -> None:
-            asked = {"view": message["view"], "ask": message.get("ask")}
-            if asked["ask"] is None:
-                self.send({**asked, "page": framed_page(), "static": self._static})
-                return
-            found = self._page.ask(message["address"])
+            match message:
+                case {"view": str(view), "ask": int(number), "address": str(address)}:
+                    asked, found = {"view": view, "ask": number}, self._page.ask(address)
+                case {"view": str(view)}:
+                    self.send({"view": view, "page": framed_page(), "static": self._static})
+                    return
+                case _:
+                    return
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:

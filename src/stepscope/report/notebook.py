@@ -215,20 +215,25 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
 def _table(table: Table) -> str:
     """Its first rows, without what only a wide terminal has room for."""
     cut = table.cut(_ROWS).drop(table.wide_only, strict=False)
-    head = "".join(f"<th style='padding:0 .6em'>{_text(heading(name, cut.columns))}</th>" for name in cut.columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, row.items()))}</tr>" for row in cut.iter_rows(named=True))
+    styles = {
+        name: f"padding:0 .6em;text-align:{'right' if dtype.is_numeric() and name != 'line' else 'left'}"
+        for name, dtype in cut.schema.items()
+    }
+    names = ((style, _text(heading(name, cut.columns))) for name, style in styles.items())
+    head = "".join(f'<th style="{style}">{text}</th>' for style, text in names)
+    rows = "".join(
+        f"<tr>{''.join(_cell(name, value, styles[name]) for name, value in row.items())}</tr>"
+        for row in cut.iter_rows(named=True)
+    )
     more = f'<div style="{_MUTED}">the first {count(cut.height)} of {count(table.height)} {table.things}</div>'
     shown = f"<table style='{_TABLE}'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return f'<div style="overflow-x:auto">{shown}</div>{more if table.height > cut.height else ""}'
 
 
-def _cell(of: tuple[str, object]) -> str:
-    if of[0] == "source":
-        return (
-            f'<td style="padding:0 .6em;text-align:left"><code style="white-space:pre">{_text(cell(*of))}</code></td>'
-        )
-    is_number = isinstance(of[1], (int, float)) and of[0] != "line"
-    return f'<td style="padding:0 .6em;text-align:{"right" if is_number else "left"}">{_text(cell(*of))}</td>'
+def _cell(name: str, value: object, style: str) -> str:
+    text = _text(cell(name, value))
+    shown = f'<code style="white-space:pre">{text}</code>' if name == "source" else text
+    return f'<td style="{style}">{shown}</td>'
 
 
 def _step(diagnosis: Diagnosis) -> Iterator[str]:

@@ -117,11 +117,13 @@ def _what_helps(prediction: StepPrediction) -> str:
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
-                f"the host limits it{most}, and is no faster there. stepscope diagnose shows why; stepscope whatif "
-                "--graphs, what one launch a step would save"
+                f"the host limits it{most}; it is taken to be as fast there. stepscope diagnose shows why; stepscope "
+                "whatif --graphs, what one launch a step would save"
             )
         case "input":
-            return "loading batches limits it, and is no faster there. stepscope diagnose shows what loads them"
+            return (
+                "loading batches limits it, and is taken to be as fast there. stepscope diagnose says what loads them"
+            )
         case "communication":
             return "communication limits it. stepscope whatif --overlap communication shows what hiding it would save"
         case "compute":
@@ -442,7 +444,8 @@ def device_document(row: DevicePeaks) -> Document:
         },
         "best bf16": _best(row),
         "power": _amount(row.power_w, 1, "W at most"),
-        "idle": _amount(row.idle_power_w, 1, "W"),
+        "idle": _idle_power(row),
+        "memory-bound": _amount(row.memory_power_w, 1, "W at most"),
         "small kernel": _amount(row.launch_ns, 1e3, "us from one to the next"),
         "host link": _amount(row.host_link_bytes_s, 1e9, "GB/s each way"),
         "peer link": _amount(row.peer_link_bytes_s, 1e9, "GB/s each way"),
@@ -453,11 +456,18 @@ def device_document(row: DevicePeaks) -> Document:
     }
     sources = [
         (label if place == 0 else "", address)
-        for label, source in (("source", row.source), ("measured", row.measured_source))
+        for label, source in (("source", row.source), ("measured", row.measured_source), ("powers", row.power_source))
         for place, address in enumerate(_addresses(source))
     ]
     known = tuple((label, value) for label, value in (*figures.items(), *sources) if value)
     return Document(row.name, (Section(f"{row.name} ({made})" if made else row.name, (Facts(known),)),))
+
+
+def _idle_power(row: DevicePeaks) -> str:
+    least, most = row.idle_power_w, row.idle_high_power_w
+    if least is None:
+        return "" if most is None else f"{most:g} W at most"
+    return f"{least:g} W" if most is None else f"{least:g} to {most:g} W"
 
 
 def _addresses(source: str) -> list[str]:
