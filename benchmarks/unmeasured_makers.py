@@ -32,6 +32,8 @@ from stepscope.readers import open_trace  # noqa: E402
 from stepscope.whatif.experiment import Experiment  # noqa: E402
 
 ENDS: Final = (0.05, 0.95)
+SHORT_NS: Final = 20_000.0
+FEWEST: Final = 5
 PAIRS: Final = (
     ("kineto/h100_qwen_chat.json.gz", "second/mi300x_qwen_chat.json.gz"),
     ("second/h100_timesformer.json.gz", "second/mi300x_timesformer.json.gz"),
@@ -47,6 +49,7 @@ class Left:
     device: DevicePeaks
     measured: Numbers
     predicted: Numbers
+    products: Numbers  # measured over predicted of each matrix product that is no short one
 
     @property
     def together(self) -> float:
@@ -81,7 +84,9 @@ def _left(path: Path, folder: Path) -> Left | None:
     ]
     if not sums:
         return None
-    return Left(str(path.relative_to(folder)), device, *np.array(sums).T)
+    long = known & (calls.operations.kind == "matrix") & (predicted > SHORT_NS)
+    of_kinds = np.array(sums).T
+    return Left(str(path.relative_to(folder)), device, of_kinds[0], of_kinds[1], measured[long] / predicted[long])
 
 
 def ends_of(traces: list[Left]) -> tuple[float, float]:
@@ -106,6 +111,8 @@ def main() -> None:
         held += low <= each.together <= high
         inside = "yes" if low <= each.together <= high else "no"
         print(f"{each.name} | {each.device.name} | {each.together:.2f} | {low:.2f} to {high:.2f} | {inside}")
+    medians = [float(np.median(each.products)) for each in traces if len(each.products) >= FEWEST]
+    print(f"products: {np.median(medians):.2f} times the prediction, the median of {len(medians)} traces' medians")
     print(f"{held} of {len(traces)} held\n\nfrom | to | device ms measured | predicted | low | high")
     for pair in PAIRS:
         for source, target in (pair, pair[::-1]):
