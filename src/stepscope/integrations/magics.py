@@ -256,7 +256,7 @@ class _CellRecording:
         if steps == 0:
             return "no step was seen: an optimizer, a DataLoader or `with stepscope.step()` marks them"
         seen = "1 step" if steps == 1 else f"{steps} steps"
-        sooner = ", and --warmup 1 begins sooner" if steps <= self._warm_up else ""
+        sooner = ", and --warmup 1 begins sooner" if steps <= self._warm_up + 1 else ""
         return f"{problem or 'nothing was kept'}: {seen} ended in it{sooner}"
 
 
