@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Environ: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
+App: TypeAlias = Callable[[Environ, Start], list[bytes]]
 
 _MODULE: Final = b'export const render = () => location.replace(new URL("page.html", document.baseURI));\n'
 """What TensorBoard imports in the plugin's frame; its base is the plugin's routes."""
@@ -256,15 +257,15 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
     def frontend_metadata(self) -> FrontendMetadata:
         return FrontendMetadata(es_module_path="/index.js", tab_name="Stepscope", disable_reload=True)
 
-    def get_plugin_apps(self) -> dict[str, Callable[[Environ, Start], list[bytes]]]:
+    def get_plugin_apps(self) -> dict[str, App]:
         if self._logs is None:
             return {}
         return {
             "/index.js": lambda _, start: _answer(start, _MODULE, "text/javascript"),
-            "/page.html": self._page_file,
+            "/page.html": _own(self._page_file),
             "/page.js": lambda _, start: _answer(start, _bundled("page.js"), "text/javascript"),
             "/page.css": lambda _, start: _answer(start, _bundled("page.css"), "text/css"),
-            "/api/*": self._document,
+            "/api/*": _own(self._document),
         }
 
     @cached_property
@@ -294,9 +295,6 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
 
         name = environ.get("PATH_INFO", "").rpartition("/")[2]
         query = environ.get("QUERY_STRING", "")
-        if environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("same-origin", "none"):
-            answer = Answer.error(403, "another site's page may not ask")
-            return _answer(start, answer.body, "application/json", answer.status)
         if len(query) > LONGEST_QUERY or environ["REQUEST_METHOD"] != "GET" or name in ACTIONS:
             answer = Answer.error(405, "TensorBoard shows runs only")
             return _answer(start, answer.body, "application/json", answer.status)
@@ -304,6 +302,17 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
         answer = documents.ask(name, dict(parse_qsl(query, keep_blank_values=True))).result()
         more = [(CHANGED, "1")] if page.is_changed() else []
         return _answer(start, answer.body, "application/json", answer.status, more)
+
+
+def _own(app: App) -> App:
+    """Answer no page of another site, which could not read it but have the work done again and again."""
+
+    def asked(environ: Environ, start: Start) -> list[bytes]:
+        if environ.get("HTTP_SEC_FETCH_SITE", "none") in ("same-origin", "none"):
+            return app(environ, start)
+        return _answer(start, b'{"error":"another site\'s page may not ask"}', "application/json", 403)
+
+    return asked
 
 
 def _bundled(name: str) -> bytes:

@@ -122,7 +122,7 @@ class Asked:
     def __call__(self, name: str, run: str = "latest", **headers: str) -> tuple[int, Any]:
         told: list[str] = []
         environ = {"PATH_INFO": f"/data/plugin/stepscope/api/{name}", "QUERY_STRING": f"run={quote(run)}"}
-        [body] = self._apps["/api/*"](
+        [body] = self._apps["/page.html" if name == "page.html" else "/api/*"](
             {**environ, "REQUEST_METHOD": "GET", **headers}, lambda status, _: told.append(status)
         )
         return int(told[0][:3]), json.loads(body)
@@ -142,6 +142,7 @@ def test_another_sites_page_makes_nothing_work(tmp_path: Path) -> None:
     ask = Asked(tmp_path)
     sites = {site: ask("runs", HTTP_SEC_FETCH_SITE=site)[0] for site in ("same-origin", "cross-site", "same-site")}
     assert sites == {"same-origin": 200, "cross-site": 403, "same-site": 403}
+    assert ask("page.html", HTTP_SEC_FETCH_SITE="cross-site")[0] == 403
 
 
 def test_tensorboard_starts_without_what_the_page_needs() -> None:
