@@ -99,7 +99,8 @@ def main() -> None:
     traces = left_out(folder)
     low, high = ends_of(traces)
     print(f"{len(traces)} traces, {sum(len(each.measured) for each in traces)} groups: {low:.2f} to {high:.2f}", end="")
-    print(f" (in use: {UNMEASURED[0]} to {UNMEASURED[1]})\n\ntrace | device | measured over predicted | others' | held")
+    used = " to ".join(map(str, UNMEASURED["AMD"]))
+    print(f" (in use: {used})\n\ntrace | device | measured over predicted | others' | held")
     held = 0
     for each in traces:
         low, high = ends_of([other for other in traces if other is not each])

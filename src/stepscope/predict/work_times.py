@@ -48,6 +48,7 @@ from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.diagnosis.recording_costs import Contention, contention_of
 from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.predict.memory_times import least_ns
 from stepscope.predict.operation_times import (
     guessed_band,
     scaled_ns,
@@ -108,6 +109,10 @@ IMPLAUSIBLE: Final = 20.0
 shapes say. Between the T4 and the H200, seven years apart, memory bandwidth and peak FP16 arithmetic differ 15
 times.
 """
+RECORDED_SHARE: Final = 0.5
+"""Share of a recorded kernel's band that counts against the target's own model where makers differ: of the values from
+0.25 to 1 that either of two programs recorded on both makers' devices chooses (`benchmarks/unmeasured_makers.py`).
+"""
 _WORTH_SAYING: Final = 0.01  # share of device work that deserves a note
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
@@ -160,7 +165,7 @@ class _Times:
 
     def __init__(self, measured: Numbers) -> None:
         self.measured = measured
-        self.ns, self.low, self.high, self.alternative = (np.full(len(measured), np.nan) for _ in range(4))
+        self.ns, self.low, self.high = (np.full(len(measured), np.nan) for _ in range(3))
         self.basis = np.full(len(measured), "unknown", dtype="U16")
         self.refused = np.zeros(len(measured), np.bool_)
         self.notes: dict[str, None] = {}
@@ -180,11 +185,6 @@ class _Times:
         """Scale measured times, except for a kernel's start and end, by the expected, low and high factors."""
         ns, low, high = (scaled_ns(self.measured[rows], np.broadcast_to(one, len(rows))) for one in factors)
         self.answer(rows, basis, ns, low, high)
-
-    def widen(self, rows: Rows) -> None:
-        """Let the bands reach to the alternative times."""
-        for ends, outermost in ((self.low, np.fmin), (self.high, np.fmax)):
-            ends[rows] = outermost(ends[rows], self.alternative[rows])
 
     def open(self, which: Mask) -> Rows:
         """Rows of the mask without an answer that may have one."""
@@ -279,12 +279,36 @@ class _Device:
         self._answer_known(rows, learned, "learned ratio", ends)
         if self.source.vendor == self.target.vendor:
             self._answer_known(rows, ~learned, "roofline ratio", ends)
-        else:  # recorded kernels tell more than two makers' datasheets, which widen the range, except in another type
-            times.alternative[rows] = np.where(learned, np.nan, ends[0])
+        else:
             carries_over = self._runs_kernels and self.source.vendor in _KERNEL_MAKERS
             guessed = calls.cast.changed[place] if carries_over else np.ones(len(rows), np.bool_)
             self._answer_known(rows, ~learned & guessed, "datasheet", ends)
+            if carries_over:
+                self._answer_between_makers(times.open(np.isin(np.arange(len(times.ns)), rows[~learned])), after)
         self._refuse(rows, place, after)
+
+    def _answer_between_makers(self, rows: Rows, after: OperationTimes) -> None:
+        """Answer calls whose kernels another maker's replace: between the recorded ones, scaled, and its own model.
+
+        Each counts by the inverse of its band's square, so what was learned of the target counts most. The band holds
+        what both are expected to err, and a share of what they differ.
+        """
+        assert self.source is not None
+        place, count = self.calls.of_work[rows], len(after.ns)
+        factors = wave_factors(self.calls.trace.device_work[rows], self.source, self.target)
+        starts = least_ns(self.source), least_ns(self.target)
+        scaled, low, high = (
+            scaled_ns(self.times.measured[rows], one, starts) for one in (factors.factor, factors.low, factors.high)
+        )
+        sums = [np.bincount(place, one, count).astype(np.float64) for one in (scaled, low, high)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.log(after.ns / sums[0])
+            recorded, own = (np.log(most / least) / 2 for least, most in (sums[1:], (after.low_ns, after.high_ns)))
+            weight = 1 / (1 + (own / (RECORDED_SHARE * recorded)) ** 2)
+            width = np.sqrt((1 - weight) * recorded**2 + weight * (1 - weight) * apart**2)
+        factor = np.exp(weight * apart)[place]
+        spread = np.exp(width)[place]
+        self.times.answer(rows, "wave scaling", scaled * factor, scaled * factor / spread, scaled * factor * spread)
 
     def _answer_known(self, rows: Rows, chosen: Mask, basis: str, ends: tuple[Numbers, ...]) -> None:
         ns, low, high = (one[chosen] for one in ends)
@@ -370,8 +394,11 @@ class _Device:
         self._note_lacking(one.precision or "" for one in map(arithmetic, names) if one.is_matrix)
         if self._is_same and traffic == (1.0, 1.0):
             self.times.keep(rows[factors.factor == 1], "same device")
-        self.times.scale(rows, "wave scaling", factors.factor, factors.low, factors.high)
-        self.times.widen(rows)
+        starts = least_ns(self.source), least_ns(self.target)
+        ends = (
+            scaled_ns(self.times.measured[rows], one, starts) for one in (factors.factor, factors.low, factors.high)
+        )
+        self.times.answer(rows, "wave scaling", *ends)
 
 
 def _kernels_are_low(work: pl.DataFrame) -> bool:

@@ -88,11 +88,11 @@ def test_a_guess_from_the_datasheet_is_called_so_and_is_as_wide_as_such_guesses_
         found = work_times(one_call("aten::mm", LARGE, HALF), named_device(target))
 
         assert found.basis.tolist() == ["datasheet"], target
-        assert found.low_ns[0] <= found.ns[0] * UNMEASURED[0]
-        assert found.high_ns[0] >= found.ns[0] * UNMEASURED[1]
+        assert found.low_ns[0] <= found.ns[0] * UNMEASURED[""][0]
+        assert found.high_ns[0] >= found.ns[0] * UNMEASURED[""][1]
     unknown = work_times(one_call("aten::mm", LARGE, HALF, device=None), named_device("MI300X"))
     assert unknown.basis.tolist() == ["datasheet"]
-    assert unknown.high_ns[0] >= unknown.ns[0] * UNMEASURED[1]
+    assert unknown.high_ns[0] >= unknown.ns[0] * UNMEASURED["AMD"][1]
 
 
 def test_between_makers_the_recorded_kernel_is_transferred() -> None:
