@@ -31,11 +31,11 @@ from stepscope.compare.comparison import Comparison, compare_traces
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis import diagnosis, finding, job
-from stepscope.diagnosis.ranks import EXCHANGE_SCHEMA
+from stepscope.diagnosis.exchanges import EXCHANGE_SCHEMA
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import CompileUse
 from stepscope.machine.observed import Observation
-from stepscope.predict import limits, prediction, scaling
+from stepscope.predict import limits, prediction, scaling, serving
 from stepscope.predict.batch import MemoryNeed
 from stepscope.predict.cost import energy_parts, plan
 from stepscope.predict.data_parallel_settings import BucketSize, Reason, SettingsFromTrace
@@ -456,6 +456,29 @@ class Predict(
     scaling: NotRequired[list[Scaling]]
 
 
+class ServedModel(_part(serving.ModelShape, "parameters", "layers", "experts", "weights")):
+    path: str
+
+
+class ServedOn(
+    _part(
+        serving.ServingPrediction,
+        *("fits", "most_requests", "weight_bytes", "cache_bytes", "prefill", "decode", "tokens_per_s", "notes"),
+    )
+):
+    device: str
+    link: str | None
+
+
+class Serving(Document):
+    """`stepscope serving`."""
+
+    model: ServedModel
+    request: serving.ServingRequest
+    servings: list[ServedOn]
+    sentences: list[Prose]
+
+
 class PlannedTrace(_part(prediction.PredictedSteps, "path", "format", "device", "why_not", "warnings")):
     step_ns: float
     steps: int
@@ -833,7 +856,7 @@ class Collectives(Document):
 
 DOCUMENTS: Final = (
     *(Diagnosis, Ranks, Job, Collectives, Lines, Modules, Whatif, Compare, History, Memory, Fit, Energy, Predict, Plan),
-    *(Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
+    *(Serving, Bench, BatchSize, DataParallel, Tune, Sweep, Observations, Caches, Watch, WatchAlert),
 )
 
 

@@ -72,6 +72,85 @@ def iteration(config: str, nodes: list[dict[str, Any]], layers: int) -> Iteratio
     return Iteration(config, Operations.joined(parts), np.array(repeats, np.float64), tuple(places))
 
 
+# Graphs that were not published
+
+
+_BACKWARD: Final = {
+    "VECsoftmax": ("VECmul", "VECsoftmax"), "VECln": ("VECmul",), "VECtanh": ("VECmulu", "VECaddu"),
+    "VECpowu": ("VECpowu", "VECmul", "VECmulu"), "VECdiv": ("VECdiv",) * 2, "VECmul": ("VECmul",) * 2,
+}  # fmt: skip
+"""What the published training graphs do backward for an operator; others do the same once more."""
+
+
+def derived_iteration(folder: Path, model: str, mode: str, length: int, batch: int) -> Iteration:
+    """A configuration as published, else made from those of the same model.
+
+    Numbers that differ between the graphs of two batches are proportional to the batch. A training is the inference
+    with what `_BACKWARD` says, products by both operands, gradients added to each weight, and dropout.
+    """
+    config = f"{model}-{mode}-{length}-{batch}"
+    if known := iterations(folder).get(config):
+        return known
+    return derived(folder, config)
+
+
+def derived(folder: Path, config: str) -> Iteration:
+    """The configuration made from the inference graphs of its model, even if it was published."""
+    model, mode, length, batch = config.split("-")
+    graphs = pl.read_parquet(folder / "iteration_graphs.parquet").filter(
+        pl.col("config").str.starts_with(f"{model}-inf-{length}-")
+    )
+    by_batch = {int(name[0].rsplit("-", 1)[1]): part.to_dicts() for name, part in graphs.group_by("config")}
+    small, large = sorted(by_batch)
+    nodes = by_batch.get(int(batch)) or [
+        _at_batch(one, other, small, large, int(batch))
+        for one, other in zip(by_batch[small], by_batch[large], strict=True)
+    ]
+    if mode == "train":
+        last = next(node for node in reversed(nodes) if node["OpName"] == "Linear")
+        vocabulary = ast.literal_eval(last["FwOps"])[0][1][2]
+        nodes = [_trained(node, vocabulary) for node in nodes]
+    layers = pl.read_parquet(folder / "iterations_fp32.parquet").filter(pl.col("model") == model)["num_layer"]
+    return iteration(config, nodes, max(layers.drop_nulls()))
+
+
+def _at_batch(one: dict[str, Any], other: dict[str, Any], small: int, large: int, batch: int) -> dict[str, Any]:
+    def scaled(here: Any, there: Any) -> Any:
+        if isinstance(here, (list, tuple)):
+            return type(here)(scaled(*pair) for pair in zip(here, there, strict=True))
+        return here if here == there else here * batch // small if here * large == there * small else here
+
+    columns = ("FwOps", "InputShapes", "OutputShape")
+    return one | {name: repr(scaled(ast.literal_eval(one[name]), ast.literal_eval(other[name]))) for name in columns}
+
+
+def _trained(node: dict[str, Any], vocabulary: int) -> dict[str, Any]:
+    """An inference's node with the operations that training adds."""
+    forward, output = ast.literal_eval(node["FwOps"]), ast.literal_eval(node["OutputShape"])
+    name = node["OpName"]
+    if name == "misc" and "dropout" in node["Name"]:
+        name, forward = "dropout", [["MEM", (output, output)]]
+    backward, added = list[Any](), list[Any]()
+    for kind, shape in forward:
+        if kind == "Linear":
+            rows, inner, columns = shape
+            backward += [[kind, (rows, columns, inner)], [kind, (columns, rows, inner)]]
+            added += [["VECadd", [1, inner * columns]], ["VECadd", [1, columns]]]
+        elif kind == "BMM":
+            group, rows, inner, columns = shape
+            backward += [[kind, (group, rows, columns, inner)], [kind, (group, inner, rows, columns)]]
+        elif name == "EMBEDDING":
+            weight = (vocabulary, output[-1])
+            backward += [[kind, (weight,)]] * 2
+            added.append(["VECadd", [1, prod(weight)]])
+        elif kind == "MEM":
+            backward += [[kind, shape[:-1]]] * 2
+        else:
+            backward += [[one, shape] for one in _BACKWARD.get(kind, (kind,))]
+            added += [["VECadd", [1, shape[1]]]] * (2 if kind == "VECln" else 0)
+    return node | {"OpName": name, "FwOps": repr(forward), "BwOps": repr(backward), "AccOps": repr(added)}
+
+
 def repeated_nodes(names: Sequence[str]) -> tuple[int, int]:
     """The block of nodes that every layer repeats: from the first layer's first to before the next module after it."""
     inside = [index for index, name in enumerate(names) if _REPEATED.search(name)]

@@ -58,14 +58,20 @@ _HOMES = {
     "annotate": "stepscope.record.annotations",
     "compare_traces": "stepscope.compare",
     "diagnose": "stepscope.diagnosis",
+    "few_lines": "stepscope.report.notebook",
     "first_screen": "stepscope.report.notebook",
+    "load_ipython_extension": "stepscope.integrations.magics",
     "log": "stepscope.record.telemetry.log",
+    "memory_use": "stepscope.integrations.notebook",
     "open_trace": "stepscope.readers",
+    "page_widget": "stepscope.integrations.notebook",
+    "predicted": "stepscope.integrations.notebook",
     "profile": "stepscope.record.profile",
     "schedule": "stepscope.record.schedule",
     "start_server": "stepscope.record.agent.server",
     "step": "stepscope.record.annotations",
     "telemetry": "stepscope.record.telemetry.log",
+    "what_if": "stepscope.integrations.notebook",
 }
 
 

@@ -244,7 +244,7 @@ class TestDiagnose:
         heading, columns = outcome.out.splitlines()[:2]
         assert (heading, columns.split()[0]) == ("2 ranks", "rank")
         assert outcome.err == ""
-        assert "1 file could not be read, and is not in this report\n" in outcome.out
+        assert "1 file is not in this report\n" in outcome.out
         assert "config.json is not a trace: " in outcome.out
         assert outcome.out.count("== rank ") == 1
         assert run("diagnose", tmp_path, "-v").out.count("== rank ") == 2
@@ -268,7 +268,7 @@ class TestDiagnose:
         (ranks / "rank2.json").write_bytes(gpu.read_bytes())
         outcome = run("diagnose", ranks)
         assert (outcome.code, outcome.err) == (0, "")
-        listed = outcome.out.partition("\n2 files could not be read, and are not in this report\n")
+        listed = outcome.out.partition("\n2 files are not in this report\n")
         assert listed[0] == run("diagnose", ranks / "rank2.json").out
         assert " ".join(listed[2].split()) == (
             f"- {ranks / 'rank0.json.gz'} cannot be unpacked: the compressed data ends early. "

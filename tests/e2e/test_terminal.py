@@ -47,7 +47,7 @@ WORDS: dict[str, list[tuple[str, ...]]] = {
 OTHERS = {
     *("run", "bench", "tune", "sweep", "prices", "runs", "history", "attach", "telemetry", "environment", "devices"),
     *("rules", "explain", "cache", "view", "doctor", "completion"),
-    *("mcp", "lsp", "watch"),
+    *("mcp", "lsp", "watch", "serving"),
 }
 """Those that print none of a trace: only stepscope's own words, or what the user called a run."""
 

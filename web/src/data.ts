@@ -1,8 +1,8 @@
-/** Where documents come from: the server that stepscope view started, or the report file itself. */
+/** Where documents come from: the server that stepscope view started, a notebook's kernel, or the report file itself. */
 
 import { signal as state } from "@preact/signals";
 import type { Documents } from "./schema";
-import { parameter } from "./state";
+import { isFramed, parameter } from "./state";
 
 export type Parameters = Record<string, string | number>;
 
@@ -50,12 +50,40 @@ function addressOf(name: string, parameters: Parameters): string {
 }
 
 async function answerOf(address: string, signal?: AbortSignal, method = "GET"): Promise<Response> {
-  const answer = await fetch(`api/${address}`, { method, signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
-    throw signal?.aborted ? error : new Unavailable("stepscope view no longer answers: start it again, and open the address that it prints.");
-  });
+  const answer = isFramed ? await askAround(address, signal) : await askServer(address, signal, method);
   if (answer.headers.has("stepscope-changed")) isChanged.value = true;
   if (!answer.ok) throw new Unavailable((await answer.json().catch(() => null))?.error ?? answer.statusText);
   return answer;
+}
+
+async function askServer(address: string, signal: AbortSignal | undefined, method: string): Promise<Response> {
+  return fetch(`api/${address}`, { method, signal: signal ?? null, credentials: "same-origin" }).catch((error: unknown) => {
+    throw signal?.aborted ? error : new Unavailable("The server of this page no longer answers: start it again, and open the address that it prints.");
+  });
+}
+
+const waiting = new Map<number, (answer: Response) => void>();
+let asked = 0;
+
+/** Ask the notebook's widget around the frame, which asks the kernel. */
+function askAround(address: string, signal?: AbortSignal): Promise<Response> {
+  const id = ++asked;
+  return new Promise((resolve, reject) => {
+    waiting.set(id, resolve);
+    signal?.addEventListener("abort", () => {
+      waiting.delete(id);
+      reject(signal.reason);
+    });
+    parent.postMessage({ stepscope: "ask", id, address }, "*");
+  });
+}
+
+if (isFramed) {
+  addEventListener("message", ({ source, data }) => {
+    if (source !== parent || data?.stepscope !== "answer") return;
+    waiting.get(data.id)?.(new Response(data.body, { status: data.status }));
+    waiting.delete(data.id);
+  });
 }
 
 /** A document that cannot be had; the message says why and what to do. */

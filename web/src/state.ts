@@ -1,4 +1,4 @@
-/** What is shown and chosen. It lives in the address, so that links can be shared and back and forward work. */
+/** What is shown and chosen. It lives in the address, so that links can be shared and back and forward work; in a frame of a notebook or an editor, which has no address of its own, in the page. */
 
 import { computed, effect, signal } from "@preact/signals";
 
@@ -13,7 +13,11 @@ export interface Range {
   end: number;
 }
 
-const address = signal(new URLSearchParams(globalThis.location?.hash.slice(1) ?? ""));
+/** Whether the page is in a frame of a notebook or an editor. */
+export const isFramed = globalThis.location?.protocol === "about:";
+
+const first = isFramed ? document.documentElement.dataset.address : globalThis.location?.hash.slice(1);
+const address = signal(new URLSearchParams(first ?? ""));
 
 export const view = computed(() => address.value.get("view")); // null for the first
 export const selection = computed<Selection | null>(() => {
@@ -41,7 +45,7 @@ export const look = (at: Range | null, replace = false) =>
 export function change(changes: Record<string, string | null>, replace = false): void {
   const next = changed(changes);
   if (next.toString() === address.value.toString()) return;
-  history[replace ? "replaceState" : "pushState"](null, "", `#${next}`);
+  if (!isFramed) history[replace ? "replaceState" : "pushState"](null, "", `#${next}`);
   address.value = next;
 }
 
@@ -57,6 +61,15 @@ globalThis.addEventListener?.("popstate", () => {
 globalThis.addEventListener?.("hashchange", () => {
   address.value = new URLSearchParams(location.hash.slice(1));
 });
+
+if (isFramed) {
+  addEventListener("click", (event) => {
+    const link = (event.target as Element).closest?.("a[href^='#']");
+    if (!link || event.defaultPrevented) return;
+    event.preventDefault();
+    address.value = new URLSearchParams(link.getAttribute("href")!.slice(1));
+  });
+}
 
 effect(() => {
   if (globalThis.document) document.body?.setAttribute("data-view", view.value ?? "");

@@ -6,7 +6,8 @@ export type Theme = "light" | "dark";
 
 const KEY = "stepscope-theme";
 const preferred = globalThis.matchMedia?.("(prefers-color-scheme: dark)");
-const system = signal<Theme>(preferred?.matches ? "dark" : "light");
+const given = globalThis.document?.documentElement.dataset.theme as Theme | undefined; // by a notebook
+const system = signal<Theme>(given ?? (preferred?.matches ? "dark" : "light"));
 const chosen = signal<Theme | null>(remembered());
 
 export const theme = computed<Theme>(() => chosen.value ?? system.value);

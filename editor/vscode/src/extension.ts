@@ -3,6 +3,7 @@
 import * as vscode from "vscode";
 import { LanguageClient } from "vscode-languageclient/node";
 import { type Finding, Findings } from "./findings";
+import { showPage } from "./page";
 
 let client: LanguageClient | undefined;
 
@@ -13,7 +14,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     { command, args: args.length ? args : ["lsp"] },
     {
       documentSelector: [{ language: "python", scheme: "file" }],
-      middleware: { window: { showDocument: (params, token, next) => showPage(params, () => next(params, token)) } },
+      middleware: { window: { showDocument: (params, token, next) => showDocument(params, () => next(params, token)) } },
     },
   );
   const findings = new Findings((uri) => ask<Finding[]>("findings", uri));
@@ -37,6 +38,7 @@ export async function activate(context: vscode.ExtensionContext): Promise<void> 
     register("openPage", (uri) => ask("openPage", uri, (vscode.window.activeTextEditor?.selection.active.line ?? 0) + 1)),
   );
   await client.start();
+  await vscode.commands.executeCommand("setContext", "stepscope.isRunning", true);
   refresh();
 }
 
@@ -65,10 +67,9 @@ async function chosenRule(uri: string): Promise<string | undefined> {
   return (await vscode.window.showQuickPick(items, { title: "Which finding would be fixed?" }))?.label;
 }
 
-/** The page, with its token, in a tab beside the code; other documents as VS Code shows them. */
-async function showPage<T>(params: { uri: string; external?: boolean }, next: () => T): Promise<Awaited<T> | { success: boolean }> {
+/** The page in a tab beside the code; other documents as VS Code shows them. */
+async function showDocument<T>(params: { uri: string; external?: boolean }, next: () => T): Promise<Awaited<T> | { success: boolean }> {
   if (!params.external || !params.uri.startsWith("http://127.0.0.1:")) return await next();
-  const place = await vscode.env.asExternalUri(vscode.Uri.parse(params.uri));
-  await vscode.commands.executeCommand("simpleBrowser.show", place.toString(true));
+  await showPage(params.uri);
   return { success: true };
 }

@@ -168,8 +168,9 @@ def _mismatches(calls: pl.DataFrame) -> Iterator[Mismatch]:
     counts = compared.group_by(keys).agg(pl.col("name", "number_type", "numbers").drop_nulls().n_unique())
     differ = counts.filter(pl.max_horizontal("name", "number_type", "numbers") > 1)
     first = differ.sort(keys).unique("group", keep="first", maintain_order=True)
+    mine = calls.join(first.select(keys), on=keys, how="semi").sort("process").partition_by("group", as_dict=True)
     for group, number, names, types, _ in first.iter_rows():
-        rows = calls.filter((pl.col("group") == group) & (pl.col("number") == number)).sort("process")
+        rows = mine[group,]
         what = "call" if names > 1 else "number type" if types > 1 else "size"
         told = {
             "call": pl.col("name"),

@@ -28,6 +28,7 @@ from stepscope.analysis.blocks import (
 from stepscope.analysis.steps import span_of, step_table
 from stepscope.errors import UsageError
 from stepscope.trace import Trace
+from stepscope.trace.model import Displayed
 from stepscope.trace.nesting import conformed, gathered
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
@@ -368,8 +369,8 @@ def _accumulated(left: pl.DataFrame, steps: int) -> pl.DataFrame:
     return conformed(table, ACCUMULATED_SCHEMA)
 
 
-@dataclass(frozen=True)
-class MemorySummary:
+@dataclass(frozen=True, repr=False)
+class MemorySummary(Displayed):
     memory: DeviceMemory
     name: str | None  # the device's name, if known
     peak_step: int | None  # number of the step with the peak; None outside of complete steps

@@ -19,7 +19,7 @@ from typing import Final
 from stepscope.commands import installation, machine
 from stepscope.commands.assist import command as assist
 from stepscope.commands.improve import bench, search
-from stepscope.commands.plan import devices, predict
+from stepscope.commands.plan import devices, predict, serving
 from stepscope.commands.read import compare, costs, diagnose, export, rules, tables, whatif
 from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.answers import answered
@@ -73,7 +73,7 @@ GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
     ),
     ("make it faster", (bench.COMMAND, search.TUNE, search.SWEEP, bench.BATCH_SIZE, bench.DATA_PARALLEL)),
     ("work beside your tools", (assist.MCP, assist.LSP)),
-    ("plan on other hardware", (predict.PREDICT, predict.PLAN, devices.PRICES, devices.DEVICES)),
+    ("plan on other hardware", (predict.PREDICT, serving.SERVING, predict.PLAN, devices.PRICES, devices.DEVICES)),
     ("this machine", (installation.DOCTOR, machine.ENVIRONMENT, machine.CACHE, installation.COMPLETION)),
 )
 """Every command by what it is for, in the order of the help."""

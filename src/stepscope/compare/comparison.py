@@ -45,6 +45,7 @@ from stepscope.compare.trace_record import (
 )
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace, TraceWarning
+from stepscope.trace.model import Displayed
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 
 _NOTICEABLE: Final = 0.005  # means of the same steps that differ by more than this share are shown separately
@@ -166,8 +167,8 @@ class Side:
     energies: StepEnergies = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Comparison:
+@dataclass(frozen=True, repr=False)
+class Comparison(Displayed):
     """Two programs side by side.
 
     Each table row is something matched on both sides: the columns that name it; columns `after_...` with its place,

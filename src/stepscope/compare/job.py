@@ -11,7 +11,7 @@ import polars as pl
 
 from stepscope.compare.statistics import compare_samples, joint_confidence
 from stepscope.diagnosis.job import JobSteps, job_of, job_steps
-from stepscope.diagnosis.rank_summary import RankSummary
+from stepscope.diagnosis.rank_summary import RankSummary, recorded_once
 
 _DIFFERENCES: Final = {"before_ns": pl.Float64, "after_ns": pl.Float64, "difference_ns": pl.Float64}
 PATH_SCHEMA: Final[dict[str, type[pl.DataType]]] = {"cause": pl.String, **_DIFFERENCES}
@@ -43,7 +43,7 @@ def compared_jobs(
     before: Sequence[RankSummary], after: Sequence[RankSummary], confidence: float = 0.95
 ) -> JobComparison | None:
     """Compare two jobs; None where no collective joins the ranks of one of them."""
-    before, after = (sorted(side, key=lambda each: each.order) for side in (before, after))
+    before, after = (recorded_once(sorted(side, key=lambda each: each.order)) for side in (before, after))
     ours, theirs = job_of(before), job_of(after)
     if ours is None or theirs is None:
         return None

@@ -36,6 +36,7 @@ from stepscope.diagnosis.rules.graph_break import CompileUse, compile_use
 from stepscope.diagnosis.view import LookedUp, View
 from stepscope.errors import UsageError
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
+from stepscope.trace.model import Displayed
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together
@@ -164,7 +165,7 @@ class StepTime(DeviceSummary):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """A file (such as one rank's) that could not be read and is missing from the report.
+    """A file (such as one rank's) that is not in the report: it could not be read, or is left out.
 
     Attributes:
         reason: one sentence that names the file and says what is wrong with it.
@@ -207,8 +208,8 @@ class Afterwards:
     saving_share: float
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosis(Displayed):
     """Everything a report needs; tables are small (already cut to the top rows).
 
     Attributes:
@@ -322,11 +323,6 @@ class Diagnosis:
         """The median step if it is far from the mean, else the mean."""
         is_uneven = abs(self.median_step_ns - self.step_ns) > UNEVEN * self.step_ns
         return self.median_step_ns if is_uneven and self.median_step_ns else self.step_ns
-
-    def _repr_html_(self) -> str:
-        import stepscope
-
-        return stepscope.first_screen(self)  # type: ignore[no-any-return]
 
 
 MINIMUM_SHARE = 0.01

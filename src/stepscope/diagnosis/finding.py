@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from stepscope.trace.model import Displayed
 from stepscope.whatif import Change
 
 Severity: TypeAlias = Literal["high", "medium", "low", "note"]
@@ -88,8 +89,8 @@ class Remedy:
     diff: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+@dataclass(frozen=True, slots=True, repr=False)
+class Finding(Displayed):
     """One reason why the step is slow.
 
     Attributes:

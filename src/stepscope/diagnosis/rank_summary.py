@@ -146,6 +146,11 @@ class RankSummary:
     step_count: int
 
     @property
+    def unix_ns(self) -> int:
+        """When its steps begin; without the wall clock, on the trace's own."""
+        return self.start_ns + self.record.collectives.clock_ns
+
+    @property
     def order(self) -> tuple[bool, int, str]:
         """Sort key among the ranks of a job."""
         return (self.steps.rank is None, self.steps.rank or 0, self.steps.path)
@@ -310,6 +315,30 @@ def _name(view: View) -> str:
 
 def folder() -> Path:
     return cache_folder() / "ranks"
+
+
+def recorded_again(summaries: Sequence[RankSummary | None]) -> dict[int, int]:
+    """Places of earlier recordings of a rank, each with the place of its last one; a job has each rank once.
+
+    None of traces that are all of one rank, which are not a job.
+    """
+    by_rank: dict[int, list[tuple[int, int]]] = {}
+    for place, each in enumerate(summaries):
+        if each is not None and each.steps.rank is not None:
+            by_rank.setdefault(each.steps.rank, []).append((each.unix_ns, place))
+    several = [sorted(found) for found in by_rank.values()] if len(by_rank) > 1 else []
+    return {place: found[-1][1] for found in several for _, place in found[:-1]}
+
+
+def recorded_once(summaries: Sequence[RankSummary]) -> list[RankSummary]:
+    """The last recording of each rank."""
+    again = recorded_again(summaries)
+    return [each for place, each in enumerate(summaries) if place not in again]
+
+
+def again_sentence(earlier: RankSummary, last: RankSummary) -> str:
+    """Why an earlier recording of a rank is left out."""
+    return f"{earlier.steps.path} is left out: {last.steps.path} is a later recording of {last.steps.name}"
 
 
 def summary_place(path: str | Path, reading: Sequence[object]) -> Path:

@@ -26,6 +26,7 @@ from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, joint_band, work_times
 from stepscope.trace import Trace, TraceWarning
+from stepscope.trace.model import Displayed
 from stepscope.whatif.experiment import Experiment
 
 if TYPE_CHECKING:
@@ -374,8 +375,8 @@ def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known:
     return f"{needs}: no step time is given" + ("" if is_known else "; --from names the recorded device")
 
 
-@dataclass(frozen=True, slots=True)
-class PredictedSteps:
+@dataclass(frozen=True, slots=True, repr=False)
+class PredictedSteps(Displayed):
     """The steps as recorded, and predicted on other devices.
 
     Attributes:

@@ -172,17 +172,26 @@ class AllHooks:
 
 def watch_steps() -> StepController:
     """Return this process's controller, creating it with its hooks if needed; torch or jax must be imported."""
-    found = controller()
-    if found is None:
-        found = StepController()
-        hooks = AllHooks(found)
-        for module in ("torch", "jax", "torch_xla.debug.profiler"):
-            if module in sys.modules:
-                hooks.install_in(module)
-        set_controller(found)
-        for take_off in (hooks.remove, found.abandon):
-            guard.on_failure("", take_off)
-    return found
+    return controller() or begin_watch()[0]
+
+
+def begin_watch() -> tuple[StepController, Callable[[], None]]:
+    """Create this process's controller with its hooks, and a function that removes both again."""
+    new = StepController()
+    hooks = AllHooks(new)
+    for module in ("torch", "jax", "torch_xla.debug.profiler"):
+        if module in sys.modules:
+            hooks.install_in(module)
+    set_controller(new)
+    held = [guard.on_failure("", take_off) for take_off in (hooks.remove, new.abandon)]
+
+    def end() -> None:
+        hooks.remove()
+        set_controller(None)
+        for each in held:
+            guard.off(each)
+
+    return new, end
 
 
 def _watch_input(user: object, watch: bool) -> None:

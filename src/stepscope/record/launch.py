@@ -26,7 +26,8 @@ from stepscope.record.run_process import RUN, RUN_OPTIONS, RunOptions
 from stepscope.threads import handled
 
 _PATH_FOLDER: Final = Path(__file__).resolve().parent / "bootstrap_path"
-_SILENT: Final = "6"
+SILENT: Final = "6"
+"""The level at which torch's profiler writes nothing to stderr."""
 _LONGEST_WAIT_S: Final = 1.0
 _FORWARDED: Final = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT", "SIGHUP")
@@ -66,7 +67,7 @@ def environment_of(folder: RunFolder, options: RunOptions, environment: Mapping[
     return {
         **environment,
         "PYTHONPATH": os.pathsep.join(paths),
-        "KINETO_LOG_LEVEL": environment.get("KINETO_LOG_LEVEL", _SILENT),  # otherwise the profiler writes to stderr
+        "KINETO_LOG_LEVEL": environment.get("KINETO_LOG_LEVEL", SILENT),  # otherwise the profiler writes to stderr
         RUN: str(folder.path),
         RUN_OPTIONS: json.dumps(options.to_json()),
     }

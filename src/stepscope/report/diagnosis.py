@@ -14,10 +14,10 @@ import polars as pl
 from stepscope.analysis.host import CAUSES
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
+from stepscope.diagnosis.exchanges import Exchanges, exchanges
 from stepscope.diagnosis.finding import Finding, Location
 from stepscope.diagnosis.job import JobSteps
 from stepscope.diagnosis.rank_summary import RankSummary
-from stepscope.diagnosis.ranks import Exchanges, exchanges
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError
 from stepscope.predict.cost.energy_parts import TraceEnergy

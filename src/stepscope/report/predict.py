@@ -77,11 +77,15 @@ def step_text(prediction: StepPrediction) -> str:
     """Format a predicted step as "41.0 ms (36.2 to 47.1 ms)"; empty if no time is given."""
     if prediction.step_ns is None or prediction.low_ns is None or prediction.high_ns is None:
         return ""
-    step = duration(prediction.step_ns)
-    if prediction.high_ns - prediction.low_ns < _EXACT * prediction.step_ns:
-        return step
-    low, high = duration(prediction.low_ns), duration(prediction.high_ns)
-    return step if low == step == high else f"{step} ({_range(low, high)})"
+    return range_text(prediction.step_ns, prediction.low_ns, prediction.high_ns)
+
+
+def range_text(ns: float, low_ns: float, high_ns: float) -> str:
+    """Format a time with its range as "41.0 ms (36.2 to 47.1 ms)", or alone if the range is too narrow to show."""
+    if high_ns - low_ns < _EXACT * ns:
+        return duration(ns)
+    time, low, high = duration(ns), duration(low_ns), duration(high_ns)
+    return time if low == time == high else f"{time} ({_range(low, high)})"
 
 
 def _range(low: str, high: str) -> str:
@@ -341,7 +345,7 @@ def scaling_section(device: str, link: Link | None, steps: Sequence[ScaledStep])
 def _scaled_row(step: ScaledStep) -> dict[str, Any]:
     return {
         "devices": step.devices,
-        "step": _step(step),
+        "step": range_text(step.step_ns, step.low_ns, step.high_ns),
         "throughput": f"{step.devices * step.efficiency:.2f} x",
         "samples_per_s": step.samples_per_s,
         "efficiency_share": step.efficiency,
@@ -349,13 +353,6 @@ def _scaled_row(step: ScaledStep) -> dict[str, Any]:
         "exposed": duration(step.exposed_ns),
         "stragglers": duration(step.straggler_ns),
     }
-
-
-def _step(step: ScaledStep) -> str:
-    whole = duration(step.step_ns)
-    if step.high_ns - step.low_ns < _EXACT * step.step_ns:
-        return whole
-    return f"{whole} ({_range(duration(step.low_ns), duration(step.high_ns))})"
 
 
 _NUMBERS: Final = ("on_demand_usd_h", "spot_usd_h", "gpu_memory_gb", "vcpus", "memory_gib")

@@ -371,12 +371,12 @@ def place_words(place: Place) -> str:
 
 def unreadable_heading(unreadable: Sequence[Unreadable]) -> str:
     if len(unreadable) == 1:
-        return "1 file could not be read, and is not in this report"
-    return f"{count(len(unreadable))} files could not be read, and are not in this report"
+        return "1 file is not in this report"
+    return f"{count(len(unreadable))} files are not in this report"
 
 
 def unreadable_sentences(unreadable: Sequence[Unreadable]) -> list[str]:
-    """Say for each unreadable file why it could not be read."""
+    """Say for each file why it is not in the report."""
     return [f"{each.reason.removesuffix('.')}." for each in unreadable]
 
 

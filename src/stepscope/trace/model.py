@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
@@ -34,9 +33,29 @@ from stepscope.trace.tables import REFERENCES, SCHEMAS, SLICE_TABLES, VOCABULARY
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from stepscope.analysis.memory import MemorySummary
+    from stepscope.predict.prediction import PredictedSteps
+    from stepscope.whatif.answer import Answer
+
 TableLoader = Callable[[str], pl.LazyFrame]
 PartsLoader = Callable[[str], "list[Part]"]
 _Kept = TypeVar("_Kept")
+
+
+class Displayed:
+    """Is shown in a few lines, and in a notebook by its first screen; dataclasses that inherit it have `repr=False`."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        import stepscope
+
+        return stepscope.few_lines(self)  # type: ignore[no-any-return]
+
+    def _repr_html_(self) -> str:
+        import stepscope
+
+        return stepscope.first_screen(self)  # type: ignore[no-any-return]
 
 
 class _Table:
@@ -47,8 +66,8 @@ class _Table:
         return trace.table(self._name)
 
 
-@dataclass(frozen=True)
-class Trace:
+@dataclass(frozen=True, repr=False)
+class Trace(Displayed):
     """A profile as tables, loaded on first access (see `stepscope.trace.tables` for their columns).
 
     Attributes:
@@ -140,12 +159,56 @@ class Trace:
 
         save(self, directory)
 
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{name}</td><td style='text-align:right'>{self.table(name).height:,}</td></tr>" for name in SCHEMAS
-        )
-        title = escape(f"{self.metadata.format} trace {self.metadata.path}".strip())
-        return f"<b>{title}</b><table><tr><th>table</th><th>rows</th></tr>{rows}</table>"
+    def what_if(self, **options: Any) -> Answer:
+        """How long a step would take if something were different, as `stepscope whatif` says it.
+
+            trace.what_if(remove="input")    trace.what_if(graphs=True, scale=["aten::mm=0.5"])
+
+        Args:
+            options: those of the command, with _ for -; without any, what each cause costs.
+
+        Raises UsageError if an option is wrong, or does not fit the trace.
+        """
+        import stepscope
+
+        return stepscope.what_if(self, options)  # type: ignore[no-any-return]
+
+    def predict(self, to: str, **options: Any) -> PredictedSteps:
+        """The steps on other devices, as `stepscope predict` says it: `trace.predict("H100-SXM", precision="bf16")`.
+
+        Args:
+            to: names of devices, separated by commas; `stepscope devices` lists them.
+            options: those of the command, with _ for -.
+
+        Raises UsageError if an option is wrong, or nothing recorded takes time.
+        """
+        import stepscope
+
+        return stepscope.predicted(self, {"to": to, **options})  # type: ignore[no-any-return]
+
+    def memory_use(self, device: str | None = None) -> MemorySummary:
+        """What memory was used for, as `stepscope memory` says it.
+
+        Args:
+            device: "cpu" or a number; None for the one with the highest peak.
+
+        Raises UsageError if no allocations of it were recorded.
+        """
+        import stepscope
+
+        return stepscope.memory_use(self, device)  # type: ignore[no-any-return]
+
+    def view(self, height: int = 700) -> Any:
+        """The interactive page as a widget of a notebook; it needs `pip install 'stepscope[notebook]'`.
+
+        Args:
+            height: in pixels.
+
+        Raises UsageError if anywidget is not installed.
+        """
+        import stepscope
+
+        return stepscope.page_widget(self, height)
 
 
 def check(trace: Trace) -> None:

@@ -51,7 +51,7 @@ def packed_sources(files: Iterable[str], before_unix_ns: int) -> dict[str, bytes
     for file in dict.fromkeys(files):
         with contextlib.suppress(OSError, ValueError, SyntaxError, LookupError):
             state = os.stat(file)
-            if not stat.S_ISREG(state.st_mode) or state.st_size > min(room, LARGEST_BYTES):
+            if not stat.S_ISREG(state.st_mode) or not 0 < state.st_size <= min(room, LARGEST_BYTES):
                 continue
             if state.st_mtime_ns > before_unix_ns:  # the program may run another text
                 continue

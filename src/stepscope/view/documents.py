@@ -22,6 +22,9 @@ Known: TypeAlias = Callable[[str], Collection[str]]
 
 MOST_BYTES: Final = 256 << 20
 """Of all kept answers together, with their keys."""
+LONGEST_QUERY: Final = 8192
+CHANGED: Final = "stepscope-changed"
+"""Header of an answer about a file that has changed since."""
 ACTIONS: Final = ("capture",)
 """Documents that do something, and answer that it has begun."""
 CHANGING: Final = ("timeline", "whatif", "runs", "watch", "progress", "perfetto", "ranks", *ACTIONS)

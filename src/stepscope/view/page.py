@@ -26,6 +26,15 @@ PAGE: Final = f"""\
 <script src="page.js"></script>
 </html>
 """
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+"""Of every answer."""
 _ESCAPED: Final = {ord("<"): "\\u003c", ord(">"): "\\u003e", ord("&"): "\\u0026", 0x2028: "\\u2028", 0x2029: "\\u2029"}
 
 
@@ -53,18 +62,28 @@ def _encoded(text: str) -> str:
 def page_file(title: str, documents: Mapping[str, bytes]) -> bytes:
     """One HTML file that needs nothing else.
 
-    A policy allows only its own script and style, by their hashes, and no request. The documents are data: nothing in
-    them can end their element, since <, > and & are escaped.
+    The documents are data: nothing in them can end their element, since <, > and & are escaped.
 
     Args:
         documents: JSON by `address`.
     """
+    data = ",\n".join(f"{_json_key(key)}:{value.decode().strip()}" for key, value in documents.items())
+    embedded = f'<script type="application/json" id="stepscope-documents">{{\n{data.translate(_ESCAPED)}\n}}</script>\n'
+    return _whole(title, embedded).encode("utf-8", "backslashreplace")
+
+
+def framed_page() -> str:
+    """The page for a frame of a notebook or an editor: it asks the document around it for its documents."""
+    return _whole("stepscope", "")
+
+
+def _whole(title: str, embedded: str) -> str:
+    """The page with its script and style inside; its policy allows only these, by their hashes, and no request."""
     script, style = (bundled(name).decode().replace("</script", "<\\/script") for name in ("page.js", "page.css"))
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    data = ",\n".join(f"{_json_key(key)}:{value.decode().strip()}" for key, value in documents.items())
     return "".join(
         (
             _HEAD,
@@ -73,11 +92,10 @@ def page_file(title: str, documents: Mapping[str, bytes]) -> bytes:
             '<link rel="icon" href="data:,">\n',
             f"<style>{style}</style>\n",
             '<div id="page"></div>\n',
-            '<script type="application/json" id="stepscope-documents">{\n',
-            data.translate(_ESCAPED),
-            f"\n}}</script>\n<script>{script}</script>\n</html>\n",
+            embedded,
+            f"<script>{script}</script>\n</html>\n",
         )
-    ).encode("utf-8", "backslashreplace")
+    )
 
 
 def _json_key(text: str) -> str:

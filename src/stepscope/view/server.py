@@ -21,22 +21,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from stepscope.view.documents import ACTIONS, Answer, Documents
-from stepscope.view.page import PAGE, bundled
+from stepscope.view.documents import ACTIONS, CHANGED, LONGEST_QUERY, Answer, Documents
+from stepscope.view.page import HEADERS, PAGE, bundled, framed_page
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FIRST_PORT: Final = 8765
 _MOST_PORTS: Final = 100
-_LONGEST_QUERY: Final = 8192
 _HEADERS: Final = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
-    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-    "Cross-Origin-Resource-Policy": "same-origin",
+    **HEADERS,
+    "Content-Security-Policy": f"{HEADERS['Content-Security-Policy']}; frame-ancestors 'none'",
 }
 
 
@@ -140,7 +135,7 @@ class _Guarded:
             return PlainTextResponse("Another site's page may not ask.\n", 403)
         if request.method == "POST" and "origin" not in headers:  # every browser tells it
             return PlainTextResponse("Only the page itself may ask for this.\n", 403)
-        if len(request.scope["query_string"]) > _LONGEST_QUERY:
+        if len(request.scope["query_string"]) > LONGEST_QUERY:
             return PlainTextResponse("The address is too long.\n", 414)
         token = request.cookies.get(door.cookie)
         if door.knows(token) or (is_page and door.knows(request.query_params.get("token"))):
@@ -176,12 +171,11 @@ class Shown(Protocol):
         """Have changed files read again; whether there are any."""
 
 
-CHANGED: Final = "stepscope-changed"
-"""Header of an answer about a file that has changed since."""
-
-
 def application(documents: Documents, door: Door, seen: _Seen | None = None, shown: Shown | None = None) -> ASGIApp:
-    """The page, its script and style, and its documents at api/NAME. Loading the page reads changed files again."""
+    """The page, its script and style, and its documents at api/NAME. Loading the page reads changed files again.
+
+    At frame is the page in one file, for an editor that asks for its documents.
+    """
 
     async def page(_: Request) -> Response:
         if shown is not None and shown.renew():
@@ -193,6 +187,9 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None, sho
 
     async def style(_: Request) -> Response:
         return Response(bundled("page.css"), media_type="text/css")
+
+    async def frame(_: Request) -> Response:
+        return Response(framed_page(), media_type="text/html")
 
     async def document(request: Request) -> Response:
         if (request.path_params["name"] in ACTIONS) != (request.method == "POST"):
@@ -214,6 +211,7 @@ def application(documents: Documents, door: Door, seen: _Seen | None = None, sho
         Route("/", page),
         Route("/page.js", script),
         Route("/page.css", style),
+        Route("/frame", frame),
         Route("/api/{name}", document, methods=["GET", "POST"]),
     ]
     return _Guarded(Starlette(routes=routes), door, seen or _Seen())

@@ -20,6 +20,7 @@ from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.analysis.places import line_table, module_table, place_costs
 from stepscope.errors import UsageError
 from stepscope.trace import TraceWarning
+from stepscope.trace.model import Displayed
 from stepscope.trace.nesting import Rows, at
 from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.window import Times
@@ -128,8 +129,8 @@ class AsMeasured:
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+@dataclass(frozen=True, slots=True, repr=False)
+class Answer(Displayed):
     """Predicted step time, and its explanation.
 
     Attributes:

@@ -12,8 +12,8 @@ from stepscope.compare import Comparison, compare_samples
 from stepscope.compare.comparison import contradict
 from stepscope.compare.trace_record import SideSummary
 from stepscope.report.comparison import comparison_document, comparison_json, overview, redacted_comparison
+from stepscope.report.comparison_words import advice, cause_phrase, side_sentence, verdict_sentence, where_sentences
 from stepscope.report.text import markdown_of, text_of
-from stepscope.report.words import advice, cause_phrase, side_sentence, verdict_sentence, where_sentences
 from stepscope.trace import Trace
 from tests.unit.rendered import written
 

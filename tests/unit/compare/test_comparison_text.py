@@ -9,8 +9,8 @@ import pytest
 
 from stepscope.compare import SampleComparison, compare_samples
 from stepscope.report.comparison import sample_table
+from stepscope.report.comparison_words import detectable_sentences, verdict_sentence
 from stepscope.report.format import change_words, interval_words
-from stepscope.report.words import detectable_sentences, verdict_sentence
 
 MEASURED: dict[str, Any] = {
     "before_ns": 120_300_000.0, "before_low_ns": 118_000_000.0, "before_high_ns": 122_000_000.0,

@@ -10,8 +10,8 @@ import pytest
 from stepscope.compare import Side, compare_sides
 from stepscope.compare.trace_record import compared_energies
 from stepscope.report.comparison import comparison_document, comparison_json, overview
+from stepscope.report.comparison_words import energy_sentences
 from stepscope.report.text import markdown_of, text_of
-from stepscope.report.words import energy_sentences
 from stepscope.trace.energy_records import Counter, EnergyRecord, step_energies
 from tests.unit.predict.test_energy import measured, steps
 from tests.unit.rendered import written

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,7 +12,15 @@ import numpy as np
 import pytest
 
 from stepscope.analysis.matching import matched_collectives
-from stepscope.diagnosis.rank_summary import RankSummary, keep_summary, kept_summary, rank_summary, summary_place
+from stepscope.diagnosis.rank_summary import (
+    RankSummary,
+    again_sentence,
+    keep_summary,
+    kept_summary,
+    rank_summary,
+    recorded_once,
+    summary_place,
+)
 from stepscope.diagnosis.ranks import across_ranks
 from stepscope.diagnosis.view import View
 from tests.unit.diagnosis.test_ranks import rank
@@ -47,6 +56,15 @@ def test_kept_summaries_give_the_answers_of_the_traces(tmp_path: Path) -> None:
     assert [each.steps for each in again] == [each.steps for each in whole]
     assert across_ranks([each.record for each in again]) == across_ranks([each.record for each in whole]) != ()
     assert max(place.stat().st_size for place in tmp_path.iterdir() if place.is_file()) < SMALL
+
+
+def test_a_job_has_the_last_recording_of_each_rank() -> None:
+    first, second = summaries(100, 500)
+    later = replace(first.at("later.json"), start_ns=first.start_ns + 1)
+
+    assert recorded_once([later, first, second]) == [later, second]
+    assert recorded_once([first, later]) == [first, later]  # of one rank
+    assert "later.json" in again_sentence(first, later)
 
 
 def test_of_each_rank_of_a_large_job_fewer_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

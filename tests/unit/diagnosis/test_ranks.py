@@ -12,15 +12,10 @@ from stepscope.analysis.communication import collectives
 from stepscope.analysis.lateness import lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
+from stepscope.diagnosis.exchanges import exchanges
 from stepscope.diagnosis.rank_groups import parallelism
 from stepscope.diagnosis.rank_summary import rank_record
-from stepscope.diagnosis.ranks import (
-    across_ranks,
-    diagnose_ranks,
-    exchanges,
-    reasons,
-    without_answered,
-)
+from stepscope.diagnosis.ranks import across_ranks, diagnose_ranks, reasons, without_answered
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace, trace_files

@@ -7,7 +7,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from scripts.predictor.graphs import iteration, repeated_nodes, timed_products
+from scripts.predictor.graphs import derived, iteration, repeated_nodes, timed_products
 
 NAMES = [
     "bert_embeddings",
@@ -95,3 +95,25 @@ def test_products_of_models_are_learned_where_they_add_up_to_the_iteration(
 
     assert ns.tolist() == products
     assert len(operations) == len(products)
+
+
+def test_a_training_follows_from_the_inferences_of_two_batches(tmp_path: Path) -> None:
+    graphs = []
+    for batch in (2, 8):
+        nodes = [
+            node("m_layers_0_dropout", "misc", "[]", output=f"({batch}, 4)"),
+            node("m_head", "Linear", f"[['Linear', ({batch * 16}, 4, 32)]]"),
+        ]
+        graphs += [one | {"config": f"m-inf-16-{batch}"} for one in nodes]
+    pl.DataFrame(graphs).write_parquet(tmp_path / "iteration_graphs.parquet")
+    layers = pl.DataFrame({"config": ["m-inf-16-2"], "model": ["m"], "num_layer": [0]})
+    layers.write_parquet(tmp_path / "iterations_fp32.parquet")
+
+    found = derived(tmp_path, "m-train-16-1").operations
+
+    products = found.select(found.kind == "matrix")
+    assert products.rows.tolist() == [16, 16, 32]
+    assert products.inner.tolist() == [4, 32, 16]
+    assert products.columns.tolist() == [32, 4, 4]
+    assert products.is_backward.tolist() == [False, True, True]
+    assert found.bytes[0] == 4 * (4 + 4)

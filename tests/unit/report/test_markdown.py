@@ -27,7 +27,7 @@ def test_the_whole_report() -> None:
 
 def test_files_that_could_not_be_read_are_listed() -> None:
     unreadable = [Unreadable("a_b.json", "a_b.json is *empty*")]
-    listed = "## 1 file could not be read, and is not in this report\n\n- a\\_b.json is \\*empty\\*.\n"
+    listed = "## 1 file is not in this report\n\n- a\\_b.json is \\*empty\\*.\n"
     assert markdown_reports([full()], top=1, unreadable=unreadable) == f"{markdown_report(full(), top=1)}\n{listed}"
     several = markdown_reports([full(), full()], top=1, unreadable=unreadable)
     assert f"the DataLoader |\n\n{listed}\n# rank 3\n" in several

@@ -161,15 +161,14 @@ def test_files_that_could_not_be_read_stand_below_the_table_of_the_others() -> N
     report = text_reports(ranks, width=100, colour=False, top=1, unreadable=UNREADABLE)
     assert "rank" not in report[report.index("2 files") :].splitlines()[0]
     assert (
-        "\n2 files could not be read, and are not in this report\n  - /data/rank2.json is empty.\n"
-        "  - r\\x1b is no trace.\n\nBelow: rank 0,"
+        "\n2 files are not in this report\n  - /data/rank2.json is empty.\n  - r\\x1b is no trace.\n\nBelow: rank 0,"
     ) in report
 
 
 def test_a_file_that_could_not_be_read_stands_below_the_only_other() -> None:
     report = text_reports([full()], width=100, colour=False, top=1, unreadable=UNREADABLE[:1])
     alone = text_report(full(), width=100, colour=False, top=1)
-    assert report == f"{alone}\n1 file could not be read, and is not in this report\n  - /data/rank2.json is empty.\n"
+    assert report == f"{alone}\n1 file is not in this report\n  - /data/rank2.json is empty.\n"
 
 
 def test_a_cause_that_has_its_name_in_brackets_gets_no_second_pair() -> None:

@@ -127,4 +127,4 @@ def test_a_notebook_shows_rows_and_escapes_names() -> None:
     page = Trace.from_tables(sound_tables(), Metadata(path="<b>.json", format="kineto"))._repr_html_()
 
     assert "<b>kineto trace &lt;b&gt;.json</b>" in page
-    assert "<td>operators</td><td style='text-align:right'>2</td>" in page
+    assert "operators 2," in page

@@ -12,8 +12,8 @@ import pytest
 
 from stepscope.analysis.matching import MATCHED_SCHEMA, Clock
 from stepscope.analysis.memory import GROUPINGS
+from stepscope.diagnosis.exchanges import Exchanges
 from stepscope.diagnosis.rank_summary import RankSteps, rank_steps
-from stepscope.diagnosis.ranks import Exchanges
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
 from stepscope.readers import open_trace

@@ -112,6 +112,14 @@ def test_the_page_has_no_inline_script(known: TestClient) -> None:
     assert known.get("/page.css").headers["content-type"].startswith("text/css")
 
 
+def test_an_editor_takes_the_page_in_one_file(client: TestClient) -> None:
+    assert client.get("/frame").status_code == 403
+    client.get("/?token=the-token")
+    page = client.get("/frame").text
+    assert 'src="' not in page
+    assert "default-src 'none'" in page
+
+
 def test_hostile_names_and_long_ones_are_data(known: TestClient) -> None:
     answer = known.get("/api/names")
     assert answer.headers["content-type"] == "application/json"

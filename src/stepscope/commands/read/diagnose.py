@@ -17,6 +17,7 @@ from stepscope.commands.read.reports import (
     diagnose_ahead,
     finished,
     minimum_share,
+    once_each,
     report_of,
     reports_from_cluster,
 )
@@ -170,6 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
         traces = with_evidence(readable_traces(arguments, arguments.paths, unreadable), files, several=several)
         found = (report_of(arguments, trace, settings, diffs, room) for trace in traces)
     reports = sorted((report.by_device() if by_device else report for report in found), key=lambda each: each.order)
+    reports = once_each(reports, unreadable)
     shared = tuple(each for each in across(reports) if arguments.rule is None or each.rule in arguments.rule)
     reports, job = as_job(reports, minimum_share(arguments))
     _write(arguments, reports, shared, _redacted(unreadable, arguments), logged, job)

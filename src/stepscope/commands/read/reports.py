@@ -193,6 +193,19 @@ def _diagnosed_there(
         return str(error)
 
 
+def once_each(reports: list[TraceReport], left_out: list[Unreadable]) -> list[TraceReport]:
+    """The last report of each rank of a job; the others are named in `left_out`."""
+    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.rank_summary import again_sentence, recorded_again
+
+    summaries = [report.rank for report in reports]
+    again = recorded_again(summaries)
+    for earlier, last in ((summaries[place], summaries[other]) for place, other in again.items()):
+        if earlier is not None and last is not None:
+            left_out.append(Unreadable(earlier.steps.path, again_sentence(earlier, last)))
+    return [report for place, report in enumerate(reports) if place not in again]
+
+
 def across(reports: Sequence[TraceReport]) -> tuple[Finding, ...]:
     """The findings about the ranks together, with the remedies that the ranks' own findings have."""
     from stepscope.diagnosis.ranks import across_ranks, with_remedies

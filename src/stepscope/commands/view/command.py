@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the page cannot be served at {where}: {error.strerror or error}") from error
     with socket:
         door = Door(arguments.host, socket.getsockname()[1])
-        documents = Documents(page.document, _bug, page.options)
+        documents = Documents(page.document, report_bug, page.options)
         for name in page.first_documents:
             documents.ask(name, {})  # what the first screen shows is made while the browser starts
         _say_where(door.address, door.port, arguments)
@@ -109,7 +109,8 @@ def _time(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
-def _bug(error: BaseException) -> str:
+def report_bug(error: BaseException) -> str:
+    """Keep a report of an error of ours, and say so in a sentence."""
     from stepscope.fault_report import write_report
 
     kept = write_report(error, command=["stepscope", "view"], doing="a document of the page")

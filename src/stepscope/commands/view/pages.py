@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from stepscope.commands.read.diagnose import MOST_ROWS
 from stepscope.commands.read.documents import MAKERS, OpenTrace, available, number, session_of
-from stepscope.commands.read.reports import across, as_job
+from stepscope.commands.read.reports import across, as_job, once_each
 from stepscope.commands.shared.processes import FEW, in_processes
 from stepscope.commands.shared.reading import kept_as_rank, open_from, side_files, trace_paths, with_evidence
 from stepscope.commands.view.choices import CHOICES
-from stepscope.commands.view.runs import Runs
+from stepscope.commands.view.runs import RunList, Runs
 from stepscope.errors import StepscopeError, TraceError, UsageError
-from stepscope.record.run_folder import RunFolder, is_run_folder
+from stepscope.record.run_folder import is_run_folder
 from stepscope.record.runs import run_at
 from stepscope.record.watch_log import WatchLog
 from stepscope.view.documents import NoDocument, Options
@@ -29,9 +29,9 @@ from stepscope.view.documents import NoDocument, Options
 if TYPE_CHECKING:
     import polars as pl
 
+    from stepscope.diagnosis.exchanges import Exchanges
     from stepscope.diagnosis.finding import Finding
     from stepscope.diagnosis.rank_summary import RankSummary
-    from stepscope.diagnosis.ranks import Exchanges
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
 
@@ -53,12 +53,19 @@ class Job:
     Args:
         path: a trace, a folder of traces, or a run.
         others: the further paths of the command line, which it can be compared with.
+        files: the traces; None for those of the path.
     """
 
-    def __init__(self, arguments: argparse.Namespace, path: str, others: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        arguments: argparse.Namespace,
+        path: str,
+        others: tuple[str, ...] = (),
+        files: Sequence[Path] | None = None,
+    ) -> None:
         self.arguments = argparse.Namespace(**vars(arguments))
         self.path, self.others = path, others
-        self.files = trace_paths(path)
+        self.files = trace_paths(path) if files is None else list(files)
         self.unreadable: list[str] = []
         self._lock = threading.Lock()
         self._open: dict[Path, OpenTrace] = {}
@@ -66,6 +73,13 @@ class Job:
         self._seen: dict[Path, FileState | None] = {}
         self._ranks: dict[Path, int | None] = {}
         self._others: dict[str, Job] = {}
+
+    @classmethod
+    def of(cls, arguments: argparse.Namespace, trace: Trace) -> Job:
+        """The page of a trace that is open already."""
+        job = cls(arguments, "-")
+        job._open[job.files[0]] = OpenTrace(job.arguments, trace)
+        return job
 
     def document(self, name: str, options: Options) -> Any:
         """A document; with the option "other" that of one of the further paths, by its number."""
@@ -240,6 +254,7 @@ class Ranks:
         self._is_done = False
 
     def document(self, options: Options) -> dict[str, Any]:
+        from stepscope.diagnosis.rank_summary import again_sentence, recorded_again
         from stepscope.report.diagnosis import finding_json
         from stepscope.view.drawings import ranks_json
 
@@ -248,6 +263,10 @@ class Ranks:
         self._begin()
         with self._lock:
             known = sorted(self._known.values(), key=lambda each: each.order)
+            again = recorded_again(known)
+            for earlier, last in again.items():
+                self._job.add_unreadable(again_sentence(known[earlier], known[last]))
+            known = [each for place, each in enumerate(known) if place not in again]
             unreadable = list(self._job.unreadable)
         of = len(self._job.files)
         if not known and len(unreadable) == of:
@@ -293,8 +312,9 @@ class Ranks:
     def _together(self, known: Sequence[RankSummary]) -> _Together:
         """What collectives tell of the ranks that are there, and what is found about them once all are."""
         from stepscope.analysis.matching import matched_collectives
+        from stepscope.diagnosis.exchanges import exchanges
         from stepscope.diagnosis.job import job_of, job_steps
-        from stepscope.diagnosis.ranks import across_ranks, exchanges
+        from stepscope.diagnosis.ranks import across_ranks
         from stepscope.report.diagnosis import job_sentences
 
         records = [each.record for each in known]
@@ -343,6 +363,7 @@ class Ranks:
         found = [report for _, report in of_ranks(self._job, list(self._known), Job.report, _report_in_process)]
         reports = sorted((report for report in found if not isinstance(report, str)), key=lambda each: each.order)
         if len(reports) == len(found):
+            reports = once_each(reports, [])
             self._across = across(reports)
             reports, _ = as_job(reports, 0.0)
             self._reports = {report.diagnosis.metadata.path: report for report in reports}
@@ -368,7 +389,7 @@ def of_ranks(
     if len(files) <= FEW:
         yield from ((file, here(job, file)) for file in files)
         return
-    given = argparse.Namespace(**{**vars(job.arguments), "quiet": True}), job.path
+    given = argparse.Namespace(**{**vars(job.arguments), "quiet": True}), job.path, job.files
     for file, found in in_processes(in_process, files, begin=_prepare, given=given, spared=1):
         yield file, found or f"{file} cannot be read: the process that read it ended, perhaps for lack of memory"
 
@@ -376,8 +397,8 @@ def of_ranks(
 _jobs: list[Job] = []
 
 
-def _prepare(arguments: argparse.Namespace, path: str) -> None:
-    _jobs.append(Job(arguments, path))
+def _prepare(arguments: argparse.Namespace, path: str, files: Sequence[Path]) -> None:
+    _jobs.append(Job(arguments, path, files=files))
 
 
 def _summary_in_process(file: Path) -> RankSummary | str:
@@ -388,13 +409,25 @@ def _report_in_process(file: Path) -> TraceReport | str:
     return _jobs[0].report(file)
 
 
-class Page:
-    """The page of what the command line names, or without a path of the runs; of several runs one is open at a time."""
+def options_of(name: str) -> tuple[str, ...]:
+    """Options that a document of one trace heeds."""
+    made = CHOICES.get(name) or MAKERS.get(name)
+    return () if made is None else made.options
 
-    def __init__(self, arguments: argparse.Namespace) -> None:
+
+class Page:
+    """The page of what the command line names, or without a path of the runs; of several runs one is open at a time.
+
+    Args:
+        runs: None for those of this user, whose running programs can then be watched and recorded.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, runs: RunList | None = None) -> None:
         self._arguments = arguments
         self._lock = threading.Lock()
-        self._runs = Runs()
+        own = Runs()
+        self._runs: RunList = own if runs is None else runs
+        self._programs = own if runs is None else None
         paths: list[str] = arguments.paths
         self._path, self._others = (paths[0] if paths else None), tuple(paths[1:])
         self._folder = None if self._path is None else run_at(self._path)
@@ -433,12 +466,12 @@ class Page:
                 return self._session(options)
             case "runs":
                 return self._runs.table()
-            case "watch":
+            case "watch" if self._programs:
                 return _watched(options.get("job"))
-            case "progress":
-                return self._runs.progress(self._run_folder(options))
-            case "capture":
-                return self._runs.capture(self._run_folder(options))
+            case "progress" if self._programs:
+                return self._programs.progress(self._run(options))
+            case "capture" if self._programs:
+                return self._programs.capture(self._run(options))
         return self.job(options).document(name, options)
 
     def options(self, name: str) -> tuple[str, ...]:
@@ -449,25 +482,24 @@ class Page:
             return (*_SCOPE, "job")
         if name == "watch":
             return ("job",)
-        made = CHOICES.get(name) or MAKERS.get(name)
-        return _SCOPE if made is None else (*_SCOPE, *made.options)
+        return (*_SCOPE, *options_of(name))
 
     def job(self, options: Options) -> Job:
         if "run" not in options and self._named is not None:
             return self._named
-        folder = RunFolder.open(self._run_folder(options))
+        path = self._run(options)
         others = self._others if "run" not in options else ()
         with self._lock:
-            files = folder.latest_traces()
-            if self._job is None or self._job[:2] != (folder.path, files):  # a run that goes on gets further traces
-                self._job = folder.path, files, Job(self._arguments, str(folder.path), others)
+            files = self._runs.traces(path)
+            if self._job is None or self._job[:2] != (path, files):  # a run that goes on gets further traces
+                self._job = path, files, Job(self._arguments, str(path), others, files or None)
             return self._job[2]
 
-    def _run_folder(self, options: Options) -> Path:
-        """The folder of the run that is asked for, else of the one that the command line names, else of the latest."""
+    def _run(self, options: Options) -> Path:
+        """The run that is asked for, else the one that the command line names, else the latest."""
         if "run" not in options and self._folder is not None:
             return self._folder.path
-        return self._runs.meant(options.get("run", "latest")).path
+        return self._runs.meant(options.get("run", "latest"))
 
     def is_changed(self) -> bool:
         jobs = (self._named, None if self._job is None else self._job[2])
@@ -484,23 +516,24 @@ class Page:
         return True
 
     def _session(self, options: Options) -> dict[str, Any]:
-        kind, title, others = "runs", "runs", []
+        kind, title, others, problems = "runs", "runs", [], []
         documents = ["runs"] if self._path is None or self._folder is not None or self._runs.exist() else []
-        documents += ["watch"] if WatchLog().jobs() else []
+        documents += ["watch"] if self._programs and WatchLog().jobs() else []
         is_named = self._path is not None and "run" not in options
         try:
             job = self.job(options)
-            title = _title(job)
+            title = _title(job) if is_named else self._runs.name_of(self._run(options))
             documents += job.documents
             others = [os.path.basename(each) or each for each in job.others]
             if is_named:
                 kind = "ranks" if len(job.files) > 1 else "trace"
-        except (UsageError, NoDocument, TraceError):
+        except (UsageError, NoDocument, TraceError) as error:
             if is_named and self._folder is None:
                 raise
+            problems = [str(error)] if isinstance(error, TraceError) else []
             if self._folder is not None:
                 title = self._folder.name
-        found = session_of(title, kind, documents, others)
+        found = session_of(title, kind, documents, others, problems)
         return found | ({"path": job.path} if kind == "ranks" else {})
 
 

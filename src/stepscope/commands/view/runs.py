@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from stepscope.errors import AgentError, StepscopeError, UsageError
 from stepscope.report.format import duration
@@ -19,7 +19,7 @@ from stepscope.view.documents import NoDocument
 if TYPE_CHECKING:
     from stepscope.record.manifest import RunManifest
     from stepscope.record.run_folder import RunFolder
-    from stepscope.record.runs import RunIndex, RunRecord
+    from stepscope.record.runs import RunIndex
 
 _STOPPED: Final = "stepscope stopped early in the program, which goes on"
 _NO_PYTHON: Final = "the program has not started Python yet"
@@ -41,6 +41,25 @@ class _Capture:
     problem: str | None = None
 
 
+class RunList(Protocol):
+    """Runs that the page can show."""
+
+    def exist(self) -> bool:
+        """Whether there is any."""
+
+    def meant(self, name: str) -> Path:
+        """The run that a name means; "latest" means the latest. Raises NoDocument if there is none."""
+
+    def name_of(self, run: Path) -> str:
+        """What the run is called."""
+
+    def traces(self, run: Path) -> list[Path]:
+        """The latest trace of each of its ranks."""
+
+    def table(self) -> list[dict[str, Any]]:
+        """The runs, the latest first."""
+
+
 class Runs:
     """The runs of this user."""
 
@@ -58,8 +77,8 @@ class Runs:
         """Whether any run was recorded; told without making an index."""
         return self._index.path.exists() and bool(self._index.all())
 
-    def meant(self, name: str) -> RunRecord:
-        """The run that a name means.
+    def meant(self, name: str) -> Path:
+        """The folder of the run that a name means.
 
         Raises:
             NoDocument: there is none.
@@ -67,7 +86,13 @@ class Runs:
         record = self._index.meant(name)
         if record is None:
             raise NoDocument(f"there is no run {name[:100]!r}" if name != "latest" else "nothing was recorded yet")
-        return record
+        return record.path
+
+    def name_of(self, run: Path) -> str:
+        return run.name
+
+    def traces(self, run: Path) -> list[Path]:
+        return _folder(run).latest_traces()
 
     def table(self) -> list[dict[str, Any]]:
         """The runs, the latest first."""

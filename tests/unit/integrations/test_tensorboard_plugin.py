@@ -1,0 +1,102 @@
+"""Which runs the plugin of TensorBoard finds below a log folder, and what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tensorboard")
+
+from stepscope.errors import UnreadableTraceError
+from stepscope.integrations.tensorboard import LogFolder
+from stepscope.view.documents import NoDocument
+from tests.unit.run_folders import made_run
+
+
+def written(folder: Path, worker: str, time: int, rank: int | None = None, world_size: int = 2) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{worker}.{time}.pt.trace.json.gz"
+    told: dict[str, Any] = {"schemaVersion": 1}
+    if rank is not None:
+        told["distributedInfo"] = {"backend": "gloo", "rank": rank, "world_size": world_size}
+    file.write_bytes(gzip.compress(json.dumps({**told, "traceEvents": []}).encode()))
+    return file
+
+
+def found(root: Path) -> dict[str, list[str]]:
+    runs = LogFolder(str(root)).runs()
+    return {name: [str(file.relative_to(root)) for file in run.files] for name, run in sorted(runs.items())}
+
+
+def test_nothing(tmp_path: Path) -> None:
+    (tmp_path / "events.out.tfevents.1").write_bytes(b"")
+    for root in (tmp_path, tmp_path / "missing"):
+        logs = LogFolder(str(root))
+        assert (logs.runs(), logs.table()) == ({}, [])
+        with pytest.raises(NoDocument):
+            logs.meant("latest")
+
+
+def test_what_each_profiler_leaves(tmp_path: Path) -> None:
+    written(tmp_path, "host_1", 5)
+    session = tmp_path / "jax" / "plugins" / "profile" / "2026_11_28_10_00_00"
+    session.mkdir(parents=True)
+    for host in ("a", "b"):
+        (session / f"{host}.xplane.pb").write_bytes(b"\n")
+    folder = made_run("mine", command="python train.py", root=tmp_path / "runs")
+    folder.new_trace_path(0).write_bytes(b"{}")
+    (tmp_path / "config.json").write_text("{}")
+
+    assert found(tmp_path) == {
+        ".": ["host_1.5.pt.trace.json.gz"],
+        "jax/plugins/profile/2026_11_28_10_00_00": [
+            f"jax/plugins/profile/2026_11_28_10_00_00/{host}.xplane.pb" for host in ("a", "b")
+        ],
+        "runs/mine": ["runs/mine/rank0/trace-1.json.gz"],
+    }
+    rows = {row["name"]: row for row in LogFolder(str(tmp_path)).table()}
+    assert [rows[name]["state"] for name in sorted(rows)] == ["PyTorch", "XLA", "stepscope"]
+    assert rows["runs/mine"]["command"] == "python train.py"
+
+
+def test_cycles_ranks_and_restarts_of_one_folder(tmp_path: Path) -> None:
+    for time in (10, 20):
+        written(tmp_path / "ddp", "host_1", time, rank=0)
+        written(tmp_path / "ddp", "host_2", time + 1, rank=1)
+    written(tmp_path / "alone", "host_1", 9)
+    written(tmp_path / "alone", "host_2", 10)
+
+    assert found(tmp_path) == {
+        "alone": ["alone/host_2.10.pt.trace.json.gz"],
+        "alone/host_1.9.pt.trace.json.gz": ["alone/host_1.9.pt.trace.json.gz"],
+        "ddp": ["ddp/host_1.20.pt.trace.json.gz", "ddp/host_2.21.pt.trace.json.gz"],
+        "ddp/host_1.10.pt.trace.json.gz": ["ddp/host_1.10.pt.trace.json.gz", "ddp/host_2.11.pt.trace.json.gz"],
+    }
+
+
+def test_nothing_outside_is_read(tmp_path: Path) -> None:
+    outside = written(tmp_path / "outside", "host_1", 1)
+    root = tmp_path / "logs"
+    inside = written(root / "run", "host_2", 2)
+    (root / "folder").symlink_to(outside.parent, target_is_directory=True)
+    (root / "run" / "host_3.3.pt.trace.json.gz").symlink_to(outside)
+    logs = LogFolder(str(root))
+    assert list(logs.runs()) == ["run"]
+    assert logs.traces(logs.meant("run")) == [inside]
+    for name in ("../outside", str(outside.parent), "folder", "run/host_3.3.pt.trace.json.gz", "run/.."):
+        with pytest.raises(NoDocument):
+            logs.meant(name)
+    (root / "run" / "telemetry").symlink_to(tmp_path / "outside", target_is_directory=True)
+    with pytest.raises(UnreadableTraceError, match="leads out of the log folder"):
+        logs.traces(logs.meant("run"))
+
+
+def test_tensorboard_starts_without_what_the_page_needs() -> None:
+    code = "import sys, stepscope.integrations.tensorboard; print({'polars', 'numpy', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "set()\n"

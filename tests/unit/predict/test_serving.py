@@ -1,0 +1,182 @@
+"""Passes of a language model from its shapes: what they do, what they need, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import UsageError
+from stepscope.machine.devices import named_device
+from stepscope.predict.limits import named_link
+from stepscope.predict.serving import ServingRequest, model_of, read_model, serving_prediction
+from stepscope.report.serving import serving_document, serving_json
+from stepscope.report.text import text_of
+from tests.e2e.conftest import run_here
+from tests.published_schema import wrong_in
+
+LLAMA = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256, "hidden_act": "silu",
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+MIXTRAL = LLAMA | {"vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2}
+H100 = named_device("H100-SXM")
+MODEL = model_of(LLAMA, "config.json")
+
+
+def test_the_weights_are_those_of_the_model() -> None:
+    assert MODEL.parameters == pytest.approx(8.03e9, rel=1e-3)  # 8,030,261,248 with norms
+    assert model_of(MIXTRAL, "config.json").parameters == pytest.approx(46.7e9, rel=1e-3)
+    assert MODEL.cache_bytes(1, "bf16") == 32 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "num_hidden_layers, hidden_size, num_attention_heads, vocab_size is missing"),
+        (LLAMA | {"hidden_size": "4096"}, "'hidden_size' should be a whole number"),
+        (LLAMA | {"hidden_size": -1}, "'hidden_size' should be a whole number"),
+        (LLAMA | {"kv_lora_rank": 512}, "attention with a compressed cache"),
+        (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "weights as 'awq' are not predicted"),
+    ],
+)
+def test_what_is_no_such_model_is_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        model_of(config, "config.json")
+
+
+def test_families_call_the_same_differently() -> None:
+    gptj = {"n_layer": 28, "n_embd": 4096, "n_head": 16, "vocab_size": 50400, "activation_function": "gelu_new"}
+    found = model_of({**gptj, "tie_word_embeddings": False}, "config.json")
+
+    assert (found.layers, found.kv_heads, found.feed_forward, found.gated) == (28, 16, 4 * 4096, False)
+    assert found.parameters == pytest.approx(6.05e9, rel=0.01)
+    assert model_of({"text_config": LLAMA}, "config.json").layers == 32
+    assert model_of(LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "config.json").weights == "fp8"
+
+
+def test_decoding_reads_the_weights_and_prefill_computes() -> None:
+    found = serving_prediction(MODEL, ServingRequest(batch=1, prompt=4096, output=16), H100)
+
+    assert found.prefill is not None
+    assert found.decode is not None
+    assert (found.prefill.limit, found.decode.limit) == ("compute", "memory bandwidth")
+    read = found.weight_bytes - MODEL.vocabulary * MODEL.hidden * 2  # one row of the embeddings is looked up
+    assert found.decode.roofline_ns == pytest.approx(1e9 * read / H100.bandwidth_bytes_s, rel=0.05)
+    assert found.prefill.roofline_ns >= 2e9 * 7e9 * 4096 / H100.flops_s["bf16"]
+    for each in (found.prefill, found.decode):
+        assert each.roofline_ns < each.low_ns < each.ns < each.high_ns
+        assert sum(each.knowledge.values()) == pytest.approx(1)
+        assert sum(each.parts.values()) == pytest.approx(each.ns)
+
+
+def test_attention_reads_a_cache_that_grows() -> None:
+    def attention(prompt: int, cache: str) -> float:
+        request = ServingRequest(batch=64, prompt=prompt, output=1, cache=cache)
+        decode = serving_prediction(MODEL, request, H100).decode
+        assert decode is not None
+        return decode.parts["attention"]
+
+    assert attention(8192, "bf16") == pytest.approx(4 * attention(2048, "bf16"), rel=0.05)
+    assert attention(8192, "fp8") == pytest.approx(attention(8192, "bf16") / 2, rel=0.05)
+
+
+def test_devices_share_weights_and_add_their_sums() -> None:
+    one, four = (serving_prediction(MODEL, ServingRequest(devices=n), H100) for n in (1, 4))
+    slow = serving_prediction(MODEL, ServingRequest(devices=4), H100, named_link("pcie4"))
+
+    assert four.weight_bytes == pytest.approx(one.weight_bytes / 4)
+    assert four.cache_bytes == pytest.approx(one.cache_bytes / 4)
+    assert one.decode is not None
+    assert four.decode is not None
+    assert slow.decode is not None
+    assert "link" not in one.decode.parts
+    assert four.decode.ns < one.decode.ns
+    assert slow.decode.parts["link"] > four.decode.parts["link"] > 0
+
+
+def test_more_devices_than_heads_of_the_cache_keep_copies() -> None:
+    few = replace(MODEL, kv_heads=2)
+    two, eight = (serving_prediction(few, ServingRequest(devices=n), H100) for n in (2, 8))
+
+    assert two.cache_bytes == eight.cache_bytes
+
+
+def test_a_batch_meets_more_experts() -> None:
+    mixtral = model_of(MIXTRAL, "config.json")
+    one, many = (serving_prediction(mixtral, ServingRequest(batch=n), named_device("B200")) for n in (1, 64))
+
+    assert one.decode is not None
+    assert many.decode is not None
+    assert 2.5 < many.decode.roofline_ns / one.decode.roofline_ns < 5  # 8 of 8 experts instead of 2
+
+
+def test_what_does_not_fit_and_what_is_refused() -> None:
+    large = replace(MODEL, layers=320)
+    assert serving_prediction(large, ServingRequest(), H100).fits is False
+    assert serving_prediction(MODEL, ServingRequest(batch=10_000), H100).fits is False
+    fits = serving_prediction(MODEL, ServingRequest(), H100).most_requests
+    assert fits is not None
+    assert serving_prediction(MODEL, ServingRequest(batch=fits), H100).fits
+    assert not serving_prediction(MODEL, ServingRequest(batch=fits + 1), H100).fits
+
+    no_fp8 = serving_prediction(MODEL, ServingRequest(weights="fp8"), named_device("A100-SXM4-80GB"))
+    assert (no_fp8.prefill, no_fp8.total) == (None, None)
+    assert no_fp8.notes == ("it does not multiply in fp8",)
+    with pytest.raises(UsageError, match="3 devices cannot share 32 heads"):
+        serving_prediction(MODEL, ServingRequest(devices=3), H100)
+
+
+def test_nothing_was_measured_on_other_makers() -> None:
+    decode = serving_prediction(MODEL, ServingRequest(), named_device("MI300X")).decode
+
+    assert decode is not None
+    assert decode.knowledge == {"datasheet times a constant": pytest.approx(1)}
+    assert decode.high_ns > 4 * decode.ns
+
+
+def test_the_report_names_what_does_not_fit() -> None:
+    request = ServingRequest(batch=64)
+    found = [serving_prediction(MODEL, request, named_device(name)) for name in ("T4", "H100-SXM")]
+
+    text = text_of(serving_document("/data/config.json", MODEL, request, found), width=120)
+    assert "/data" not in text
+    assert "T4        does not fit" in text
+    document = json.loads(json.dumps(serving_json("config.json", MODEL, request, found), default=vars_of))
+    assert [each["device"] for each in document["servings"]] == ["H100-SXM", "T4"]
+
+
+def vars_of(value: Any) -> Any:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+
+    done = run_here("serving", str(tmp_path), "--to", "H100-SXM,L4", "--tensor-parallel", "2", "--json", "-")
+    assert done.code == 0
+    assert wrong_in(json.loads(done.out)) == []
+    assert read_model(tmp_path) == read_model(tmp_path / "config.json")
+    assert "is not a model's config.json" in run_here("serving", __file__).err
+    assert "--link needs several devices" in run_here("serving", str(tmp_path), "--link", "pcie4").err
+    assert (
+        "has no nvlink4"
+        in run_here("serving", str(tmp_path), "--to", "L4", "--tensor-parallel", "2", "--link", "nvlink4").err
+    )
+
+
+def test_the_cases_of_the_benchmark_can_be_predicted() -> None:
+    folder = Path(__file__).parents[3] / "benchmarks"
+    models = json.loads((folder / "serving_models.json").read_text())
+    with (folder / "serving_cases.csv").open() as file:
+        cases = list(csv.DictReader(file))
+    for case in cases:
+        model_of(models[case["model"]], case["model"])
+        named_device(case["device"])
+        assert case["source"].startswith("https://")
+        assert any(float(case[name] or 0) > 0 for name in ("prefill_ms", "decode_ms", "total_ms"))
