@@ -14,7 +14,7 @@ from stepscope.predict.operation_times import guessed_band, operation_times
 from stepscope.predict.operations import roofline_ns
 
 CASES: Final = Path(__file__).parents[2] / "benchmarks" / "unseen_iterations.csv"
-_NAMES: Final = {"A100-80GB-PCIe": "A100-PCIe-80GB", "MI250": "MI250 (one of two dies)"}
+NAMES: Final = {"A100-80GB-PCIe": "A100-PCIe-80GB", "MI250": "MI250 (one of two dies)"}
 _COLUMNS: Final = (
     "cases", "error", "bias", "NeuSight's error", "roofline's error", "measured within our range", "range / prediction",
 )  # fmt: skip
@@ -28,7 +28,7 @@ def predicted(folder: Path) -> pl.DataFrame:
 
 
 def _one(folder: Path, gpu: str, model: str, mode: str, length: int, batch: int) -> tuple[str | float, ...]:
-    device = named_device(_NAMES.get(gpu, gpu))
+    device = named_device(NAMES.get(gpu, gpu))
     graph = derived_iteration(folder, model, mode, length, batch)
     times = operation_times(graph.operations, device)
     low, high = times.low_ns, times.high_ns

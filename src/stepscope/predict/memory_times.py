@@ -41,8 +41,8 @@ SHORT_ROWS_LOW: Final = 0.3
 USUAL_FACTORS: Final[Mapping[str, float]] = {"reduction": 1.2, "embedding": 2.5, "copy": 1.1}
 """Factors on the traffic time for kinds without timings: medians in V100, A100 and H100 traces."""
 POOL_FACTOR: Final = 2.2  # the same of pooling, which reads windows that overlap
-REDUCTION_NS: Final = 4_000.0
-"""What a reduction's blocks wait for each other, the same median."""
+GATHERING_NS: Final = 4_000.0
+"""What reductions' blocks wait for each other, and embeddings' for indices, the same median."""
 ONE_AT_A_TIME: Final = 1.0
 """Numbers per clock and multiprocessor of kernels that cannot read 16 bytes at once: permuting copies, operands that
 are broadcast, and in 16 bits softmax of short rows or of rows that are no multiple of 16 bytes. Public A100, H100 and
@@ -157,7 +157,7 @@ def kernel_ns(
     factors[["pool" in name for name in operations.name.tolist()]] = POOL_FACTOR
     least = least_ns(device)
     ns = operations.bytes * _passes(operations) * factors / bandwidth * 1e9
-    ns += np.where(operations.kind == "reduction", REDUCTION_NS, 0.0)
+    ns += np.where(np.isin(operations.kind, ("reduction", "embedding")), GATHERING_NS, 0.0)
     for index in set(kernels[kernels > 0].tolist()):
         chosen = kernels == index
         ns[chosen] = row_ns(index, operations.select(chosen), device, bandwidth, model.rows[index - 1])

@@ -34,7 +34,10 @@ LAYOUTS: Final = 4
 """Kernels beside the product that bring tensors into the layout that it needs, in public H100 and MI300X traces."""
 FEW_CHANNELS: Final = 1.5
 FEW_CHANNELS_FACTOR: Final = 6.0
-"""Time over the padded product's if padding to whole 16 bytes adds more than FEW_CHANNELS: an image's first layer."""
+FEW_INNER: Final = 8.0
+"""Time over the padded product's if padding to whole 16 bytes adds more than FEW_CHANNELS and there is more
+than one point: an image's first layer.
+"""
 SEARCHED: Final = 0.4
 """Share of the predicted time that cudnn.benchmark's fastest algorithm took in a public V100 trace; the timings have
 the choice of cuDNN's heuristics.
@@ -116,7 +119,7 @@ def _product_times(operations: Operations, device: DevicePeaks) -> OperationTime
 
 def _short_ns(operations: Operations, product: Numbers, padded: Numbers, device: DevicePeaks) -> Numbers:
     """Convolutions in 16 bits or fewer: the product, and the layouts that it needs unless it is a plain one."""
-    has_few = padded > FEW_CHANNELS * operations.flops
+    has_few = (padded > FEW_CHANNELS * operations.flops) & (operations.inner > FEW_INNER)
     numbers = operations.bytes / by_type(operations.number_type, BYTES, 2.0)
     weights = operations.inner * operations.columns
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -205,7 +208,10 @@ BLOCK_CLOCKS: Final[Mapping[str, float]] = {"NVIDIA": 12_000.0, "AMD": 90_000.0}
 
 
 def attention_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """Fused attention: whole blocks at the share of the peak that it reaches, or traffic, and what each block costs."""
+    """PyTorch's fused attention: whole blocks at the share of the peak that it reaches, or traffic, and their own cost.
+
+    Other attention is the roofline: serving engines bring their own kernels, and few queries are shared out by keys.
+    """
     times = roofline_times(operations, device)
     shape = operations.rows * operations.columns
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -219,7 +225,8 @@ def attention_times(operations: Operations, device: DevicePeaks) -> OperationTim
     clocks = BLOCK_CLOCKS.get(device.vendor, BLOCK_CLOCKS["NVIDIA"])
     each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
     ns = least_ns(device) + np.maximum(arithmetic, traffic) * 1e9 + operations.batch * blocks * each
-    ns = np.where(np.isfinite(ns), ns, times.ns)
+    is_fused = np.array(["_attention" in name for name in operations.name.tolist()], np.bool_)
+    ns = np.where(np.isfinite(ns) & is_fused & (operations.rows >= _KEYS), ns, times.ns)
     scale = ns / times.ns
     return OperationTimes(ns, times.low_ns * scale, times.high_ns * scale, times.basis)
 
@@ -248,10 +255,13 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
 
 
 def guessed_band(ns: Numbers, low: Numbers, high: Numbers, device: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """The band of times from the datasheet alone: wider for makers of whom no device was measured."""
+    """The band of times from the datasheet alone: as wide as such guesses were off where public traces tell it."""
     if is_nvidia(device):
         return low, high
-    least, most = UNMEASURED.get(device.vendor, UNMEASURED[""])
+    if device.vendor in UNMEASURED:
+        least, most = UNMEASURED[device.vendor]
+        return ns * least, ns * most
+    least, most = UNMEASURED[""]
     return np.fmin(low, ns * least), np.fmax(high, ns * most)
 
 

@@ -67,6 +67,7 @@ from stepscope.predict.operations import (
     tf32_of,
     types_on,
 )
+from stepscope.predict.ranges import HOST, widths
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
@@ -441,17 +442,7 @@ def _floored(measured: Numbers, factor: Numbers) -> Numbers:
     return np.where(np.isfinite(factor), np.maximum(measured * factor, least), np.nan)
 
 
-Labels = npt.NDArray[np.str_]
-
 _NEVER: Final = np.iinfo(np.int64).min
-
-PRODUCTS: Final = ("matrix", "convolution", "attention")
-COMMON: Final = 0.5
-"""Common share of the error variance of different PRODUCTS of one kind on a device; other kinds share all of it.
-
-It is 0.21 for products of all shapes on GPUs that were held out, 0.78 for element-wise work, 0.79 for softmax and 0.30
-for normalisation (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
-"""
 LEAST_LAUNCHED: Final = 0.5
 """Share of device time launched by a recorded host thread, below which a replay is not reliable."""
 HOST_WORK: Final = (
@@ -474,7 +465,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """Mean step as expected, and the range in which nine of ten are expected to lie."""
+    """Mean step as expected, and its range (`stepscope.predict.ranges.HELD`)."""
 
     expected: ReplayedStep  # with expected durations
     low_ns: float
@@ -577,8 +568,17 @@ class StepReplays:
         if self.shows_only_launches:
             idle_ns = max(self.measured_ns - self.measured_device_ns, 0.0) * self._host_factor
             shortest = min(shortest, idle_ns + least.device_ns)
-        ends = step.step_ns, shortest, most.step_ns
-        return StepRange(step, min(ends), max(ends))
+        below, above = self._host_ns(step)
+        shortest = step.step_ns - float(np.hypot(max(step.step_ns - shortest, 0.0), below))
+        longest = step.step_ns + float(np.hypot(max(most.step_ns - step.step_ns, 0.0), above))
+        return StepRange(step, shortest, longest)
+
+    def _host_ns(self, step: ReplayedStep) -> tuple[float, float]:
+        """How much less and more of the time in which no device works another recording may show."""
+        if step.step_ns == self.measured_ns and (step.factors == 1.0).all():
+            return 0.0, 0.0
+        idle_ns, width = max(step.step_ns - step.device_ns, 0.0), widths()[HOST]
+        return idle_ns * -float(np.expm1(-width)), idle_ns * float(np.expm1(width))
 
     def with_host_time(
         self,
@@ -633,39 +633,3 @@ class StepReplays:
         if not total or (factors[works] == 1.0).all():
             return 1.0
         return float((durations * factors[works]).sum() / total)
-
-
-def joint_band(
-    expected: Numbers, low: Numbers, high: Numbers, kinds: Labels, calls: npt.NDArray[np.int64], rows: Rows
-) -> tuple[Numbers, Numbers]:
-    """Narrow the band of each work so that all works together at an end are as rare as one of them at its own.
-
-    Works of one call (the same operator on the same shapes) have one error, and so have works of one kind outside of
-    PRODUCTS, such as all that a datasheet tells. Errors of different products of a kind share a part of their variance,
-    COMMON; the rest is independent, as are errors of different kinds. With d the sum of a call's distances to its end,
-    every band is shortened to D / (sum of d) of its length, where D^2 is the sum over kinds of
-    COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
-
-    Args:
-        expected, low, high: nanoseconds of each work; shape (n,).
-        kinds, calls: kind of each work, and the index of its distinct call; shape (n,).
-        rows: the works that count.
-    """
-    below, above = expected - low, high - expected
-    shares = [_narrowing(distances[rows], kinds[rows], calls[rows]) for distances in (below, above)]
-    return expected - below * shares[0], expected + above * shares[1]
-
-
-def _narrowing(distances: Numbers, kinds: Labels, calls: npt.NDArray[np.int64]) -> float:
-    """Length of the joint band as a share of the sum of all; 1 for a single call."""
-    total = float(distances.sum())
-    if total <= 0:
-        return 1.0
-    squared = 0.0
-    for kind in np.unique(kinds).tolist():
-        chosen = kinds == kind
-        _, number = np.unique(calls[chosen], return_inverse=True)
-        sums = np.bincount(number.ravel(), distances[chosen])
-        common = COMMON if kind in PRODUCTS else 1.0
-        squared += common * float(sums.sum()) ** 2 + (1 - common) * float((sums**2).sum())
-    return float(np.sqrt(squared)) / total
