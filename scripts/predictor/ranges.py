@@ -43,7 +43,8 @@ DATA: Final = Path(__file__).resolve().parents[2] / "src" / "stepscope" / "data"
 LONG_NS: Final = 100_000.0
 """What is shorter consists of the launch, in these timings."""
 FEWEST: Final = 3  # devices whose recordings tell the width of a kind that was not timed
-TIMED: Final = ("matrix", "elementwise", "normalisation", "softmax")
+TIMED: Final = ("matrix", "elementwise", "normalisation", "softmax", "convolution", "attention")
+"""Kinds whose bands traces do not tell: they were timed, or bands differ by far more than what they hold."""
 _EVERY: Final = 20
 CASE: Final = ("gpu", "model", "mode", "length", "batch", "iteration_ms")
 Predict = Callable[[Operations, DevicePeaks], OperationTimes]

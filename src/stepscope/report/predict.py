@@ -202,7 +202,7 @@ def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
     how = f" in {answer.precision}" if answer.precision else ""
     if answer.batch != answer.recorded_batch:
         how += f" with {count(answer.batch or 0)} samples instead of {count(answer.recorded_batch or 0)}"
-    range_words = "and between which bounds" if _has_bounds(answer) else f"and its {HELD:.0%} range"
+    range_words = "and between which bounds" if _has_bounds(answer) else f"and its {100 * HELD:.0f} % range"
     table = pl.DataFrame([_row(each) for each in answer.predictions], schema=_COLUMNS)
     table = table.drop([name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height])
     yield Section(f"What {_whole(answer)} would take{how}, {range_words}", (Table(table, "devices", total),))
