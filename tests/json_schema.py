@@ -423,7 +423,7 @@ class Prediction(
     _part(
         prediction.StepPrediction,
         *("step_ns", "low_ns", "high_ns", "speed_up", "samples_per_s", "device_ns", "busy_share", "host_ns"),
-        *("limit", "limit_share", "limit_cause", "memory_bytes", "fits", "notes", "knowledge"),
+        *("limit", "limit_share", "limit_cause", "memory_bytes", "fits", "notes", "knowledge", "phases"),
     )
 ):
     device: str

@@ -19,6 +19,7 @@ PAGES: Final = tuple(
         "reading-a-diagnosis.md",
         "whatif.md",
         "predict.md",
+        "serving.md",
         "how-to/is-it-worth-another-gpu.md",
         "how-to/slower-since-last-week.md",
         "how-to/trace-from-a-colleague.md",
@@ -46,7 +47,7 @@ def _whole_output(command: str) -> str:
     os.chdir(REPOSITORY)
     try:
         with mock.patch.dict(os.environ, {"COLUMNS": "120"}), contextlib.redirect_stdout(written):
-            main([*command.split(), "--no-cache"])
+            main([*command.split(), *([] if command.startswith("serving ") else ["--no-cache"])])  # reads no trace
     finally:
         os.chdir(before)
     return written.getvalue()

@@ -71,6 +71,7 @@ _HOMES = {
     "start_server": "stepscope.record.agent.server",
     "step": "stepscope.record.annotations",
     "telemetry": "stepscope.record.telemetry.log",
+    "unload_ipython_extension": "stepscope.integrations.magics",
     "what_if": "stepscope.integrations.notebook",
 }
 

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from stepscope.trace import Trace
 
 torch = pytest.importorskip("torch")
 
+LIGHTNING = os.environ.get("STEPSCOPE_LIGHTNING", "lightning.pytorch")
+"""The other name of the package is pytorch_lightning."""
 STEPS = 12
 SHORT = {"skip_first": 2, "warmup": 1, "active": 3, "repeat": 1}
 
@@ -48,10 +51,10 @@ class Data(torch.utils.data.Dataset):
 class TestLightning:
     @pytest.fixture(autouse=True)
     def package(self) -> Any:
-        return pytest.importorskip("lightning.pytorch")
+        return pytest.importorskip(LIGHTNING)
 
     def module(self, *, breaks_at: int = -1) -> Any:
-        import lightning.pytorch as lightning
+        lightning = import_module(LIGHTNING)
 
         class Module(lightning.LightningModule):
             def __init__(self) -> None:
@@ -77,7 +80,7 @@ class TestLightning:
         return Module()
 
     def trainer(self, folder: Path, **more: Any) -> Any:
-        import lightning.pytorch as lightning
+        lightning = import_module(LIGHTNING)
 
         return lightning.Trainer(
             accelerator="cpu",
@@ -102,7 +105,8 @@ class TestLightning:
         [path] = profiler.traces
         trace = stepscope.open_trace(path)
         assert step_numbers(trace) == [3, 4, 5]
-        assert {"run_training_batch", "[_TrainingEpochLoop].train_dataloader_next"} <= names(trace)
+        assert "run_training_batch" in names(trace)
+        assert any(name.endswith("TrainingEpochLoop].train_dataloader_next") for name in names(trace))
         assert "run_training_epoch" not in names(trace)
         assert profiler.summary() == f"stepscope diagnose {path}"
         batches = trace.annotations.filter(trace.annotations["name"] == "run_training_batch")
@@ -134,12 +138,12 @@ class TestLightning:
     def test_it_does_not_fight_lightnings_pytorch_profiler(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        from lightning.pytorch.profilers import PyTorchProfiler
-
         from stepscope.integrations.lightning import StepscopeCallback
 
         callback = StepscopeCallback(tmp_path / "ours.json.gz", schedule=schedule())
-        theirs = PyTorchProfiler(dirpath=tmp_path, filename="theirs", export_to_chrome=True)
+        theirs = import_module(f"{LIGHTNING}.profilers").PyTorchProfiler(
+            dirpath=tmp_path, filename="theirs", export_to_chrome=True
+        )
         self.trainer(tmp_path, callbacks=[callback], profiler=theirs).fit(self.module(), self.loader())
 
         assert callback.traces == ()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import time
 from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from stepscope.integrations.notebook import page_of
+from stepscope.readers import open_trace
 from stepscope.report.format import cell, duration, share
 from stepscope.trace import Trace
+from stepscope.view.page import framed_page
 from tests.browser import CHROMIUM, Browser
 from tests.e2e.conftest import PER_TOKEN, run_here
 from tests.page import Page, served
@@ -154,7 +161,7 @@ class TestTheSample:
         assert sum(widths) == pytest.approx(100)
         ends = page.script("[...document.querySelectorAll('.card')].map(each => each.getBoundingClientRect().bottom)")
         assert 0 < max(ends) <= 800
-        assert page.script("document.querySelector('.timeline-place canvas').width") > 300
+        page.wait("document.querySelector('.timeline-place canvas').width > 300")
         assert page.texts(".card .card-actions button")[:2] == ["Show", "Code"]
 
         # When, then: the code opens, and so does the command that tries it
@@ -310,3 +317,66 @@ def test_nothing_keeps_anyone_out_of_a_comparison_and_of_a_device(browser: Brows
         page = Page(browser, address)
         assert "Compare" in page.views
         assert_open_to_all(page)
+
+
+class NotebookFrame:
+    """The widget of a trace in a page that is no notebook, answered as the kernel answers it, and the frame in it."""
+
+    def __init__(self, browser: Browser, trace: Trace) -> None:
+        self.browser, self._page = browser, page_of(trace)
+        self._session = ""
+        self.asked: list[str] = []
+        module = base64.b64encode(files("stepscope.view").joinpath("widget.js").read_bytes()).decode()
+        browser.resize(1280, 800)
+        browser.open("about:blank")
+        browser.script(
+            "window.sent = []; window.answer = () => 0; window.model = {get: () => 700, off: () => 0, "
+            "on: (_, heard) => { window.answer = heard }, send: message => window.sent.push(message)}; "
+            f"import('data:text/javascript;base64,{module}')"
+            ".then(widget => { widget.default.render({model, el: document.body}) })"
+        )
+
+    def answer(self) -> None:
+        for asked in self.browser.script("window.sent.splice(0)"):
+            if "ask" in asked:
+                self.asked.append(asked["address"])
+                found = self._page.ask(asked["address"]).result()
+                answer = {"status": found.status, "body": found.body.decode()}
+            else:
+                answer = {"page": framed_page(), "static": "stepscope-static"}
+            self.browser.script(f"window.answer({json.dumps({**asked, **answer})}), 0")
+
+    def wait(self, condition: str) -> None:
+        deadline = time.monotonic() + 20
+        while not self.script(condition):
+            assert time.monotonic() < deadline, (condition, self.script("document.body?.innerText"), self.asked)
+            time.sleep(0.05)
+            self.answer()
+
+    def script(self, expression: str) -> Any:
+        """The value of an expression in the frame, which Chromium keeps in a process of its own."""
+        targets = self.browser.call("Target.getTargets")["targetInfos"]
+        frame = next((each["targetId"] for each in targets if each["type"] == "iframe"), None)
+        if frame is None:
+            return None
+        if not self._session:
+            self._session = self.browser.call("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"]
+        found = self.browser.call("Runtime.evaluate", self._session, expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in found, found
+        return found["result"].get("value")
+
+
+def test_in_a_notebook_the_page_asks_the_kernel(browser: Browser) -> None:
+    frame = NotebookFrame(browser, open_trace(PER_TOKEN))
+    frame.wait("document.querySelector('main') !== null && document.querySelector('.loading') === null")
+    assert "a step takes 720.9 ms" in frame.script("document.body.innerText")
+    assert {"session", "diagnosis"} <= set(frame.asked)
+
+    # its links work without an address, and its frame cannot reach what is around it
+    frame.script("[...document.querySelectorAll('nav.views a')].find(each => each.innerText === 'Operators').click()")
+    frame.wait("document.querySelector('nav.views a[aria-current]').innerText === 'Operators'")
+    frame.wait("document.querySelector('tbody tr') !== null")
+    assert "aten::fill_" in frame.script("document.querySelector('tbody').innerText")
+    assert frame.script("document.querySelectorAll('.failed').length") == 0
+    assert frame.script("(() => { try { return parent.document.title } catch { return 'apart' } })()") == "apart"
+    assert frame.script("location.href") == "about:srcdoc"

@@ -1,4 +1,4 @@
-"""Recording in code, in real processes: exact lines, several ranks, forks, compiled code, notebooks."""
+"""Recording in code, in real processes: exact lines, several ranks, forks, compiled code."""
 
 from __future__ import annotations
 
@@ -236,34 +236,6 @@ def test_compiled_code_is_not_compiled_again_and_has_the_line_of_its_call(tmp_pa
     products = trace.operators.filter(pl.col("name") == "aten::matmul")
     assert set(products["source_function"].to_list()) <= {"layer", "<module>", "backend"}
     assert products["source_line"].null_count() == 0
-
-
-NOTEBOOK = """
-import sys
-import stepscope
-
-cells = [
-    "import torch\\ndef layer(value):\\n    return value.exp()\\n",
-    "layer(torch.ones(3))\\ntorch.ones(3).cosh()\\n",
-]
-shared = {}
-with stepscope.profile(sys.argv[1]):
-    for number, cell in enumerate(cells):
-        exec(compile(cell, sys.argv[2].format(number), "exec"), shared)
-"""
-
-
-@pytest.mark.parametrize("name", ["<ipython-input-{}-1a2b3c>", "/tmp/ipykernel_77/{}.py"])
-def test_cells_of_a_notebook_are_the_users_code(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "trace.json.gz"
-
-    run(NOTEBOOK, str(path), name, folder=tmp_path)
-
-    operators = stepscope.open_trace(path).operators.filter(pl.col("name").is_in(["aten::exp", "aten::cosh"]))
-    assert operators.select("name", "source_file", "source_line").rows() == [
-        ("aten::exp", name.format(0), 3),
-        ("aten::cosh", name.format(1), 2),
-    ]
 
 
 INTERRUPTED = """

@@ -69,7 +69,7 @@ async function chosenRule(uri: string): Promise<string | undefined> {
 
 /** The page in a tab beside the code; other documents as VS Code shows them. */
 async function showDocument<T>(params: { uri: string; external?: boolean }, next: () => T): Promise<Awaited<T> | { success: boolean }> {
-  if (!params.external || !params.uri.startsWith("http://127.0.0.1:")) return await next();
+  if (!params.external || !/^http:\/\/127\.0\.0\.1:\d+\//.test(params.uri)) return await next();
   await showPage(params.uri);
   return { success: true };
 }

@@ -26,12 +26,21 @@ export async function showPage(address: string): Promise<void> {
     panels.set(key, panel);
     panel.onDidDispose(() => panels.delete(key));
     panel.webview.onDidReceiveMessage(async ({ id, address }: Asked) => {
-      const found = await fetch(`${origin}/api/${address}`, { headers }).catch((error: Error) => new Response(String(error), { status: 503 }));
-      await panel.webview.postMessage({ stepscope: "answer", id, status: found.status, body: await found.text() });
+      const found = await document(`${origin}/api/`, address, headers).catch((error: Error) => ({ status: 503, body: String(error) }));
+      await panel.webview.postMessage({ stepscope: "answer", id, ...found });
     });
   }
-  panel.webview.html = around(page.replace("<html", `<html data-theme="${theme()}" data-address="${hash.slice(1).replaceAll('"', "%22")}"`));
+  const chosen = `<html data-theme="${theme()}" data-address="${hash.slice(1).replaceAll('"', "%22")}"`;
+  panel.webview.html = around(page.replace("<html", () => chosen)); // a text would have $& and the like replaced
   panel.reveal();
+}
+
+/** A document of the server; nothing else of it, wherever the address that the page gives leads. */
+async function document(documents: string, address: string, headers: Record<string, string>): Promise<{ status: number; body: string }> {
+  const asked = new URL(documents + address);
+  if (!asked.href.startsWith(documents)) return { status: 404, body: "" };
+  const answer = await fetch(asked, { headers });
+  return { status: answer.status, body: await answer.text() };
 }
 
 /** What the server gives for the token in the address. */

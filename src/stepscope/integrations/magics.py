@@ -14,17 +14,20 @@ import os
 import re
 import shutil
 import sys
+from asyncio import CancelledError
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from keyword import iskeyword
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from stepscope import guard
 from stepscope.commands.shared.options import CommandParser, whole
 from stepscope.errors import StepscopeError, UsageError
-from stepscope.record.captures import CaptureRequest
+from stepscope.record.captures import CaptureRequest, CaptureResult
 from stepscope.record.controller import controller
 from stepscope.record.hooks import begin_watch
 from stepscope.record.launch import SILENT
@@ -39,18 +42,28 @@ _CELL: Final = re.compile(r"\s*%%stepscope(?:[ \t]+(.*))?$", re.MULTILINE)
 _LONGEST_STEP_S: Final = 600.0
 _STEPS: Final = 5
 _WARM_UP: Final = 2
+_magics: WeakKeyDictionary[Any, Magics] = WeakKeyDictionary()
 
 
 def load_ipython_extension(shell: Any) -> None:
     """Register the magics; called by `%load_ext stepscope`."""
     if "torch" not in sys.modules:
         os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
-    magics = Magics(shell)
+    magics = _magics[shell] = Magics(shell)
     shell.input_transformers_cleanup.insert(-1, _without_magic)  # before cell magics
     shell.events.register("pre_run_cell", magics.begin)
     shell.events.register("post_run_cell", magics.end)
     shell.register_magic_function(_described, "cell", "stepscope")
     shell.register_magic_function(magics.lines, "line", "stepscope_lines")
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """Take the magics off; called by `%unload_ext stepscope` and `%reload_ext stepscope`."""
+    magics = _magics.pop(shell)
+    magics.cancel()
+    shell.input_transformers_cleanup.remove(_without_magic)
+    shell.events.unregister("pre_run_cell", magics.begin)
+    shell.events.unregister("post_run_cell", magics.end)
 
 
 def _without_magic(lines: list[str]) -> list[str]:
@@ -95,30 +108,44 @@ class Magics:
     def __init__(self, shell: Any) -> None:
         self.last: Trace | None = None
         self._shell = shell
-        self._recording: _CellRecording | None = None
+        self._recorded: tuple[Any, _CellRecording] | None = None
 
     def begin(self, info: Any) -> None:
         """Begin to record if the cell is to be recorded; a problem is said, and the cell runs without it."""
-        self._recording = None
         found = _CELL.match(info.raw_cell)
         if found is not None:
+            if self._recorded is not None:  # a cell that runs this one, or that IPython never ended
+                guard.tell("another cell's recording was given up: one cell is recorded at a time")
+                self.cancel()
             with _said("the cell is not recorded"):
-                self._recording = _CellRecording(_options(found[1] or ""))
+                self._recorded = info, _CellRecording(_options(found[1] or ""))
+
+    def cancel(self) -> None:
+        recorded, self._recorded = self._recorded, None
+        if recorded is not None:
+            guard.attempted(recorded[1].cancel)
 
     def end(self, result: Any) -> None:
         """Show what was recorded, unless the cell failed; one that was interrupted did not."""
-        recording, self._recording = self._recording, None
-        if recording is None:
+        from IPython.display import display
+
+        import stepscope
+
+        if self._recorded is None or (result is not None and result.info is not self._recorded[0]):
+            return  # a cell that the recorded one runs
+        if result is None:
+            self.cancel()
             return
+        (_, recording), self._recorded = self._recorded, None
         failed = result.error_before_exec or result.error_in_exec
-        if failed is not None and not isinstance(failed, KeyboardInterrupt):
+        if failed is not None and not isinstance(failed, (KeyboardInterrupt, CancelledError)):
             guard.attempted(recording.cancel)
             return
         with _said("no recording is shown"):
             self.last = trace = recording.end(cell_names(self._shell), result.execution_count)
             if recording.name:
                 self._shell.user_ns[recording.name] = trace
-            self._show(trace)
+            display(stepscope.diagnose(trace))
 
     def lines(self, line: str) -> None:
         """Show what each line of a function took in the last recording.
@@ -128,16 +155,11 @@ class Magics:
         with _said("its lines cannot be shown"):
             if self.last is None:
                 raise UsageError("nothing was recorded yet: begin the cell with its loop with %%stepscope")
+            if not line.strip():
+                raise UsageError("name a function, as in %stepscope_lines train")
             function = inspect.unwrap(self._shell.ev(line))
             document = lines_of(self.last, getattr(function, "__func__", function), cell_names(self._shell))
             _display(document)
-
-    def _show(self, trace: Trace) -> None:
-        from IPython.display import display
-
-        import stepscope
-
-        display(stepscope.diagnose(trace))
 
 
 @contextlib.contextmanager
@@ -155,38 +177,52 @@ class _CellRecording:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.name: str | None = options.name
-        if self.name is not None and not self.name.isidentifier():
+        if self.name is not None and (not self.name.isidentifier() or iskeyword(self.name)):
             raise UsageError(f"{self.name[:50]!r} is not a name that a variable can have")
+        self._out = None if options.out is None else Path(options.out).absolute()
+        if self._out is not None and not self._out.parent.is_dir():
+            raise UsageError(f"there is no folder {self._out.parent}")
         if "jax" not in sys.modules and find_spec("torch") is None:
             raise UsageError("recording needs PyTorch, or JAX imported in an earlier cell")
         if "jax" not in sys.modules:
             import_module("torch")  # the cell may be the one that imports it, and the hooks come before
-        found = controller()
-        self._controller, self._take_off = begin_watch() if found is None else (found, lambda: None)
-        self._out = None if options.out is None else Path(options.out).absolute()
+        if controller() is not None:
+            raise UsageError("stepscope watches this process already: stepscope attach records its steps")
         self._asked: int = options.steps
+        self._controller, self._take_off = begin_watch()
         self._begun = self._controller.current_step()
-        self._handle = self._controller.request(
-            CaptureRequest(
-                steps=self._asked,
-                first_step=self._begun + options.warmup,
-                out=self._out,
-                timeout_s=_LONGEST_STEP_S,
+        try:
+            self._handle = self._controller.request(
+                CaptureRequest(
+                    steps=self._asked,
+                    first_step=self._begun + options.warmup,
+                    out=self._out,
+                    timeout_s=_LONGEST_STEP_S,
+                )
             )
-        )
+        except BaseException:  # also an interrupt: later cells are recorded again
+            self._take_off()
+            raise
 
     def cancel(self) -> None:
-        """End the recording, and keep nothing of it."""
+        """End the recording, and keep nothing of it but a file that was asked for."""
         self._handle.cancel()
-        self._controller.finish("the cell failed")
-        self._take_off()
-        result = self._handle.result
-        if result is not None and result.path is not None:
-            self._remove(result.path)
+        with self._ended():
+            pass
 
-    def _remove(self, path: Path) -> None:
-        if self._out is None:
-            shutil.rmtree(path.parent, ignore_errors=True)
+    @contextlib.contextmanager
+    def _ended(self) -> Iterator[CaptureResult]:
+        """The result, its file until the end of the block unless it was asked for."""
+        try:
+            self._controller.finish("the cell ended first")
+        finally:
+            self._take_off()
+        result = self._handle.result or CaptureResult()
+        try:
+            yield result
+        finally:
+            if result.path is not None and self._out is None:
+                shutil.rmtree(result.path.parent, ignore_errors=True)
 
     def end(self, files: dict[str, str], number: int | None) -> Trace:
         """End the recording, and read it.
@@ -200,22 +236,17 @@ class _CellRecording:
         """
         import stepscope
 
-        self._controller.finish("the cell ended first")
-        self._take_off()
-        result = self._handle.result
-        if result is None or result.path is None or not result.steps:
-            raise UsageError(self._why_nothing(None if result is None else result.problem))
-        if result.steps < self._asked:
-            guard.tell(f"{result.steps} of {self._asked} steps were recorded: the cell ended first")
-        texts = {name: "".join(linecache.getlines(file)) for file, name in files.items()}
-        if self._out is None:
-            files = {**files, str(result.path): f"cell {number or 0}"}
-        try:
+        with self._ended() as result:
+            if result.path is None or not result.steps:
+                raise UsageError(self._why_nothing(result.problem))
+            if result.steps < self._asked:
+                guard.tell(f"{result.steps} of {self._asked} steps were recorded: the cell ended first")
+            texts = {name: "".join(linecache.getlines(file)) for file, name in files.items()}
+            if self._out is None:
+                files = {**files, str(result.path): f"cell {number or 0}"}
             trace = _CellNames(files).redact(stepscope.open_trace(result.path))
             for name in SCHEMAS:
                 trace.table(name)  # before its file is gone
-        finally:
-            self._remove(result.path)
         trace.kept("cells", lambda: texts)
         return trace
 
@@ -267,7 +298,7 @@ def lines_of(trace: Trace, function: Any, names: Mapping[str, str]) -> Document:
     import polars as pl
 
     from stepscope.integrations.notebook import page_of
-    from stepscope.report.document import Document, Table, Text
+    from stepscope.report.document import Document, Table, Text, texts
     from stepscope.report.format import count, duration, share
 
     try:
@@ -289,9 +320,12 @@ def lines_of(trace: Trace, function: Any, names: Mapping[str, str]) -> Document:
     numbers = pl.Series("line", range(first, first + len(source)), pl.Int32)
     rows = pl.DataFrame({"line": numbers, "source": text}).join(taken, on="line", how="left", maintain_order="left")
     rows = rows.select("line", "total_ns", (pl.col("total_ns") / step_ns).alias("share"), "source")
-    whole = f"{duration(total_ns)} of {duration(step_ns)} per step ({share(total_ns / step_ns)})"
-    said = f"{name}: {whole}, mean of {count(steps)}, without calls of your other functions."
-    return Document("lines", (Text(said), Table(rows)))
+    took = f"{duration(total_ns)} of {duration(step_ns)} per step ({share(total_ns / step_ns)})"
+    said = f"{name}: {took}, mean of {count(steps)}, without calls of your other functions."
+    code = getattr(function, "__code__", None)
+    is_busy = code is not None and code.co_firstlineno in taken["line"]
+    busy = f"At line {first}: the time of lines that follow each other too quickly to be told apart." if is_busy else ""
+    return Document("lines", (Text(said), Table(rows), *texts(busy)))
 
 
 def _display(document: Document) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
     from stepscope.whatif.answer import Answer as WhatIf
 
-_OWN: Final = ("rank", "json", "html", "devices", "link")
+_OWN: Final = ("rank", "json", "html", "redact", "devices", "link")
 """Options of the commands that make no difference to the object, or are about several traces or devices."""
 
 
@@ -120,7 +120,7 @@ def _widget_class() -> Any:
 
     from stepscope.view.page import framed_page
 
-    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc, unused-ignore]
+    class PageWidget(anywidget.AnyWidget):  # type: ignore[misc]
         """The page; what it shows comes in messages, so that a saved notebook holds none of it."""
 
         _esm = files("stepscope.view").joinpath("widget.js").read_text("utf-8")
@@ -138,14 +138,18 @@ def _widget_class() -> Any:
             static = f'<div class="{self._static}">{diagnosis._repr_html_()}</div>'
             display({"text/plain": repr(diagnosis), "text/html": static}, raw=True)
             data, metadata = self._repr_mimebundle_()
-            display({**data, "text/plain": "the page of stepscope"}, metadata=metadata, raw=True)
+            saved = {"text/plain": "Run this cell again for the interactive page."}
+            display({**data, **saved}, metadata=metadata, raw=True)
 
         def _answer(self, _: object, message: Any, buffers: object) -> None:
-            asked = {"view": message["view"], "ask": message.get("ask")}
-            if asked["ask"] is None:
-                self.send({**asked, "page": framed_page(), "static": self._static})
-                return
-            found = self._page.ask(message["address"])
+            match message:
+                case {"view": str(view), "ask": int(number), "address": str(address)}:
+                    asked, found = {"view": view, "ask": number}, self._page.ask(address)
+                case {"view": str(view)}:
+                    self.send({"view": view, "page": framed_page(), "static": self._static})
+                    return
+                case _:
+                    return
             try:
                 loop = asyncio.get_running_loop()
             except RuntimeError:

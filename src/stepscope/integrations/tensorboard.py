@@ -9,7 +9,6 @@ import contextlib
 import os
 import re
 import threading
-import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -35,10 +34,11 @@ _KINETO: Final = re.compile(r".*?(\d+)\.pt\.trace\.json(?:\.gz)?", re.ASCII | re
 _KINETO_ENDINGS: Final = (".pt.trace.json", ".pt.trace.json.gz")
 _XPLANE: Final = ".xplane.pb"
 _ENDINGS: Final = (*_KINETO_ENDINGS, _XPLANE)
-_RANK: Final = re.compile(rb'"distributedInfo":\s*\{.{0,300}?"rank":\s*(\d+),\s*"world_size":\s*(\d+)', re.DOTALL)
+_RANK: Final = re.compile(
+    rb'"distributedInfo":\s*\{.{0,300}?"rank":\s*(\d{1,9}),\s*"world_size":\s*(\d{1,9})\b', re.DOTALL
+)
 _HEAD_BYTES: Final = 1 << 16
 _MOST_FOLDERS: Final = 20_000
-_LISTED_S: Final = 3.0
 _PATIENCE_S: Final = 0.5
 
 
@@ -62,48 +62,52 @@ class LogFolder:
     def __init__(self, root: str) -> None:
         self.root = Path(os.path.realpath(root))
         self._lock = threading.Lock()
-        self._listed: tuple[float, dict[str, LoggedRun]] = (0.0, {})
+        self._listed: dict[str, LoggedRun] = {}
         self._ranks: dict[tuple[Path, int], tuple[int, int] | None] = {}
 
     def runs(self, anew: bool = False) -> dict[str, LoggedRun]:
-        """By their paths below the folder; otherwise listed anew if the last time is some seconds ago."""
+        """By their paths below the folder, as they were found last: "latest" means one run while a page is open."""
         with self._lock:
-            if anew or time.monotonic() - self._listed[0] > _LISTED_S or not self._listed[1]:
+            if anew or not self._listed:
                 found = sorted(self._found(), key=lambda run: -run.written_unix_s)
-                self._listed = time.monotonic(), {self.name_of(run.path): run for run in found}
-            return self._listed[1]
+                self._listed = {self.name_of(run.path): run for run in found}
+            return self._listed
 
     def exist(self) -> bool:
         return True
 
     def meant(self, name: str) -> Path:
+        return self._run_of(name).path
+
+    def _run_of(self, name: str) -> LoggedRun:
         from stepscope.view.documents import NoDocument
 
         runs = self.runs()
         if not runs:
             raise NoDocument(f"there is no trace below {self.root}")
         if name == "latest":
-            return next(iter(runs.values())).path
+            return next(iter(runs.values()))
         if name not in runs:
             raise NoDocument(f"there is no run {name[:100]!r} below {self.root}")
-        return runs[name].path
+        return runs[name]
 
     def name_of(self, run: Path) -> str:
-        return run.relative_to(self.root).as_posix()
+        return run.relative_to(self.root).as_posix().encode("utf-8", "backslashreplace").decode()
 
     def traces(self, run: Path) -> list[Path]:
         """The traces of a run.
 
         Raises:
+            NoDocument: it is no longer listed.
             UnreadableTraceError: something beside them, which would be read with them, is a link that leads elsewhere.
         """
         from stepscope.errors import UnreadableTraceError
 
-        logged = self.runs().get(self.name_of(run))
-        for file in _read_with(logged.files if logged else []):
+        files = self._run_of(self.name_of(run)).files
+        for file in _read_with(files):
             if not self._holds(file):
                 raise UnreadableTraceError(f"{file} leads out of the log folder {self.root}")
-        return logged.files if logged else []
+        return files
 
     def table(self) -> list[dict[str, Any]]:
         return [self._row(name, run) for name, run in self.runs().items()]
@@ -146,7 +150,7 @@ class LogFolder:
             yield from self._written_by_kineto(folder, [name for name in names if name.endswith(_KINETO_ENDINGS)])
 
     def _run(self, path: Path, files: Iterable[Path]) -> Iterator[LoggedRun]:
-        inside = [file for file in files if file.is_file() and self._holds(file)]
+        inside = [file for file in files if os.path.isfile(file) and self._holds(file)]
         if inside:
             yield LoggedRun(path, inside, max(map(_written, inside)))
 
@@ -156,9 +160,8 @@ class LogFolder:
         The last has the folder's name, earlier ones that of their first file. Files are of one job if they tell ranks
         of the same number of ranks; one that tells none is a run of its own.
         """
-        files = [
-            file for file in map(folder.joinpath, sorted(names, key=_order)) if file.is_file() and self._holds(file)
-        ]
+        found = map(folder.joinpath, sorted(names, key=_order))
+        files = [file for file in found if os.path.isfile(file) and self._holds(file)]
         jobs = list(_jobs_of({file: self._rank_of(file) if len(files) > 1 else None for file in files}))
         jobs.sort(key=lambda job: max(_order(file.name) for file in job))
         for job in jobs:
@@ -201,13 +204,13 @@ def _order(name: str) -> tuple[int, str]:
 
 def _read_with(files: Iterable[Path]) -> Iterator[Path]:
     """The files, and what readers may look for beside them."""
-    from stepscope.record.run_folder import MANIFEST
+    from stepscope.record.run_folder import MANIFEST, is_run_folder
 
     yield from files
     for folder in {file.parent for file in files}:
-        yield from (each for each in folder.glob("*") if not each.is_dir() and not each.name.endswith(_ENDINGS))
+        yield from (each for each in folder.glob("*") if not os.path.isdir(each) and not each.name.endswith(_ENDINGS))
         yield from folder.glob("telemetry/*")
-        if (folder.parent / MANIFEST).is_file():
+        if is_run_folder(folder.parent):
             yield folder.parent / MANIFEST
             yield from folder.parent.glob("compile/*")
 
@@ -288,6 +291,9 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
 
         name = environ.get("PATH_INFO", "").rpartition("/")[2]
         query = environ.get("QUERY_STRING", "")
+        if environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("same-origin", "none"):
+            answer = Answer.error(403, "another site's page may not ask")
+            return _answer(start, answer.body, "application/json", answer.status)
         if len(query) > LONGEST_QUERY or environ["REQUEST_METHOD"] != "GET" or name in ACTIONS:
             answer = Answer.error(405, "TensorBoard shows runs only")
             return _answer(start, answer.body, "application/json", answer.status)

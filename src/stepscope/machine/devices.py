@@ -60,12 +60,15 @@ class DevicePeaks:
         sustained_flops_s: measured operations per second of large matrix products, by number type.
         sustained_bandwidth_bytes_s: measured bytes per second of large copies in its memory.
         launch_ns: measured minimum time from one small kernel's start to the next one's.
-        idle_power_w: measured power without work.
+        idle_power_w, idle_high_power_w: least and most that was measured without work; of the most, a program may hold
+            the device.
+        memory_power_w: most that was measured in work that memory limits, such as decoding.
         host_link_bytes_s: between host and device, one direction, bytes per second.
         peer_link_bytes_s: from one device of a machine to the others together, one direction, bytes per second; equal
             to `host_link_bytes_s` if there is no other link.
         aliases: other names that users may type.
         measured_source: addresses of the measured figures.
+        power_source: addresses of the measured powers.
     """
 
     name: str
@@ -86,10 +89,13 @@ class DevicePeaks:
     sustained_bandwidth_bytes_s: float | None = None
     launch_ns: float | None = None
     idle_power_w: float | None = None
+    idle_high_power_w: float | None = None
+    memory_power_w: float | None = None
     host_link_bytes_s: float | None = None
     peer_link_bytes_s: float | None = None
     aliases: tuple[str, ...] = ()
     measured_source: str = ""
+    power_source: str = ""
 
     @property
     def best_share(self) -> float:
@@ -142,8 +148,11 @@ class DeviceTable(msgspec.Struct, forbid_unknown_fields=True):
     measured_tflop_s: dict[NumberType, _Positive] = {}
     launch_us: _Positive | None = None
     idle_w: _Positive | None = None
+    idle_high_w: _Positive | None = None
+    memory_w: _Positive | None = None
     source: _Text = ""
     measured_source: _Text = ""
+    power_source: _Text = ""
 
 
 KEYS: Final = DeviceTable.__struct_fields__
@@ -157,6 +166,8 @@ _UNITS: Final = {
     "measured_bandwidth_gb_s": ("sustained_bandwidth_bytes_s", 1e9),
     "launch_us": ("launch_ns", 1e3),
     "idle_w": ("idle_power_w", 1),
+    "idle_high_w": ("idle_high_power_w", 1),
+    "memory_w": ("memory_power_w", 1),
     "peak_tflop_s": ("flops_s", 1e12),
     "measured_tflop_s": ("sustained_flops_s", 1e12),
 }
@@ -198,6 +209,7 @@ def _peaks(table: DeviceTable, *, matches: str, source: str) -> DevicePeaks:
         architecture=table.architecture,
         aliases=tuple(table.aliases),
         measured_source=table.measured_source,
+        power_source=table.power_source,
         **values,
     )
 

@@ -24,6 +24,7 @@ from stepscope.predict.cpu_operations import StepFromShapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.ranges import step_band
+from stepscope.predict.served_iterations import ServedIterations, ServedPhase
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, work_times
 from stepscope.trace import Trace, TraceWarning
@@ -57,6 +58,7 @@ class StepPrediction:
         step_ns, low_ns, high_ns: the estimate, and its range (`stepscope.predict.ranges.HELD`).
         bases: share of the measured device time by how the target's was found, the largest first; of a trace without
             device work the share of the operators' time.
+        phases: iterations of a recorded server; empty for other programs.
         predictor: the predictor that made it, which has the time of each work.
     """
 
@@ -76,6 +78,7 @@ class StepPrediction:
     limit_cause: str | None = None  # for a host limit, the cause of most of its time
     batch_factor: float = 1.0  # samples per step over those of the recorded step
     bases: tuple[tuple[str, float], ...] = ()
+    phases: tuple[ServedPhase, ...] = ()
     predictor: StepPredictor | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -218,6 +221,7 @@ class StepPredictor:
             device_ns=found.expected.device_ns,
             host_ns=self.replays.host_ns,
             samples_per_s=self._throughput(found.expected.step_ns),
+            phases=self._served.on(*factors),
             notes=(*notes, *times.notes, *_guessed(base), *self._batch_notes),
         )
 
@@ -237,6 +241,10 @@ class StepPredictor:
     @cached_property
     def _exchange(self) -> RecordedExchange | None:
         return recorded_exchange(self.experiment)
+
+    @cached_property
+    def _served(self) -> ServedIterations:
+        return ServedIterations(self.replays)
 
     def _grown(self, times: WorkTimes, target: DevicePeaks) -> tuple[WorkTimes, tuple[str, ...]]:
         if self._growth is None:

@@ -144,7 +144,7 @@ class RunFolder:
         """Return the trace files of a rank, by number."""
         folder = self.path / f"rank{rank}"
         found = [(int(match[1]), folder / match[0]) for match in map(_TRACE.fullmatch, _names_in(folder)) if match]
-        return [path for _, path in sorted(found) if path.is_file()]  # a named pipe would block forever
+        return [path for _, path in sorted(found) if os.path.isfile(path)]  # a named pipe would block forever
 
     def latest_traces(self) -> list[Path]:
         """Return the last trace file of each rank that has any."""

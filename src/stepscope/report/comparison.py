@@ -21,7 +21,6 @@ from stepscope.report.comparison_words import (
     verdict_sentence,
     where_sentences,
 )
-from stepscope.report.diagnosis import missing_sentence
 from stepscope.report.document import (
     Block,
     Document,
@@ -38,6 +37,7 @@ from stepscope.report.document import (
 )
 from stepscope.report.energy import energy
 from stepscope.report.format import change_words, count, duration, file_name
+from stepscope.report.ranks import missing_sentence
 from stepscope.report.redaction import Redactor
 
 TABLES: Final = ("causes", "lines", "operators", "kernels", "kernel_changes", "modules", "communication", "memory",

@@ -142,7 +142,8 @@ def side_sentence(side: SideSummary) -> str:
     of = f" of {count(side.runs)} runs" if side.runs > 1 else ""
     of += f" of {count(side.ranks)} ranks together" if side.ranks > 1 else ""
     devices = ", ".join(side.devices) or ("no device recorded" if side.basis == "host" else "")
-    return f"{side.name}: {steps}{of}{source}" + (f", {devices}" if devices else "")
+    name = "" if side.name in ("before", "after") else f"{side.name}: "
+    return f"{name}{steps}{of}{source}" + (f", {devices}" if devices else "")
 
 
 def cause_phrase(kind: str, name: str) -> str:

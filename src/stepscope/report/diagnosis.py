@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import polars as pl
 
-from stepscope.analysis.host import CAUSES
 from stepscope.analysis.telemetry import TelemetryPicture
 from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
-from stepscope.diagnosis.exchanges import Exchanges, exchanges
+from stepscope.diagnosis.exchanges import exchanges
 from stepscope.diagnosis.finding import Finding, Location
 from stepscope.diagnosis.job import JobSteps
 from stepscope.diagnosis.rank_summary import RankSummary
@@ -41,8 +40,9 @@ from stepscope.report.document import (
     texts,
 )
 from stepscope.report.energy import measured_section, trace_json
-from stepscope.report.format import count, duration, file_name, printable, share, warning_sentence
+from stepscope.report.format import duration, file_name, printable, share, warning_sentence
 from stepscope.report.places import glances, serving_glance
+from stepscope.report.ranks import MOST_RANKS, exchanges_blocks, job_section, ranks_blocks
 from stepscope.report.words import (
     afterwards_sentence,
     basis_sentence,
@@ -61,7 +61,6 @@ from stepscope.report.words import (
     line_sentences,
     nothing_sentence,
     rank_name,
-    rank_table,
     ranks_or_traces,
     saving_sentence,
     sentence,
@@ -74,7 +73,7 @@ from stepscope.report.words import (
 )
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import package_path
-from stepscope.whatif.job import BEGIN, TRANSFER, Saved
+from stepscope.whatif.job import Saved
 
 if TYPE_CHECKING:
     from stepscope.diagnosis.view import View
@@ -220,7 +219,6 @@ def _whole(trace: Trace) -> Window:
     return Window(0, 1)
 
 
-_ALIKE: Final = 0.0005
 _RATIOS: Final = ("device_ratio", "device_host_ratio", "low_precision_ratio", "host_overlap")
 
 
@@ -258,14 +256,14 @@ def diagnosis_document(
     slowest = max(diagnoses, key=lambda diagnosis: diagnosis.step_ns)  # savings across ranks are shares of this step
     shared = [_finding(number, each, slowest) for number, each in enumerate(across, start=1)]
     title = f"{len(reports)} {things}"
-    table = _rank_table(diagnoses, job)
+    table = ranks_blocks(diagnoses, job)
     below = f"Below: {rank_name(best.diagnosis)}, which can save most. -v shows every {things.removesuffix('s')}."
     told = (
         *section_if(f"The {things} together", *shared),
         *job_section(job, {rank_name(each) for each in diagnoses if is_cut(each)}),
     )
     head = Section(title, table, style="summary")
-    together = (*told, head) if len(reports) > _MOST_RANKS else (head, *told)
+    together = (*told, head) if len(reports) > MOST_RANKS else (head, *told)
     groups = [
         Group(name, tuple(_rank(report, name)), f"r{number}")
         for number, report in enumerate(reports)
@@ -277,175 +275,11 @@ def diagnosis_document(
         (
             *together,
             *without,
-            *_exchanges(reports),
+            *exchanges_blocks([report.rank.record for report in reports if report.rank is not None]),
             *logged,
             *texts("" if every else below),
             *groups,
         ),
-    )
-
-
-_MOST_RANKS: Final = 16
-"""So many ranks each have a row; of more, those that are late or differ most from the others."""
-_SHOWN_RANKS: Final = 12
-
-
-def _rank_table(diagnoses: Sequence[Diagnosis], job: JobSteps | None) -> tuple[Block, ...]:
-    """A row for each rank; of many, first those that are late or not whole, then those that differ."""
-    apart = () if job is None else job.apart
-    table = rank_table(diagnoses, apart)
-    if len(diagnoses) <= _MOST_RANKS:
-        return (Table(table),)
-    late = set() if job is None else set(job.holders["rank"].drop_nulls())
-    first = [rank_name(each) in late or rank_name(each) in apart or is_cut(each) for each in diagnoses]
-    shares = [pl.col(name) for name, kind in table.schema.items() if kind == pl.Float64]
-    steps = pl.col("step_ns") / pl.col("step_ns").median()
-    apart_by = pl.sum_horizontal((each - each.median()).abs().fill_null(0) for each in (steps, *shares))
-    order = table.with_columns(pl.Series("first", first), apart=apart_by.round(3))
-    order = order.sort("first", "apart", descending=True, maintain_order=True)
-    shown = order.head(max(min(sum(first), _MOST_RANKS) + 1, _SHOWN_RANKS)).drop("first", "apart")
-    rest = len(diagnoses) - shown.height
-    return (Table(shown), Text(f"{count(rest)} more ranks differ less from the middle one."))
-
-
-def _exchanges(reports: Sequence[TraceReport]) -> Iterator[Block]:
-    records = [report.rank.record for report in reports if report.rank is not None]
-    if len(records) < 2:
-        return
-    found = exchanges(records)
-    if not found.count:
-        yield Text("No exchange was recorded on all its ranks, so that nothing tells how their clocks compare.")
-        return
-    title = "What ranks exchange: waiting for the last one, and the transfer after it"
-    yield Section(title, (_told_table(found.table.drop(_SPEED)), Text(clock_sentence(found))))
-    title = "How fast the transfers are, and what of the exchanges no computation overlaps"
-    yield Section(title, (_told_table(found.table.select("kind", "bytes", "ranks", *_SPEED)),))
-
-
-_SPEED: Final = ("algorithm", "algorithm_gb_per_s", "bus_gb_per_s", "link_share", "exposed_ns", "overlapped_share",
-                 "most_exposed")  # fmt: skip
-
-
-def _told_table(frame: pl.DataFrame) -> Table:
-    """Without columns that tell nothing."""
-    empty = [name for name in frame.columns if not frame[name].cast(pl.String).replace("", None).count()]
-    shown = frame.drop(empty).rename(lambda name: name.replace("_gb_per_s", " GB/s"))
-    return Table(shown, "exchanges", shown.height, brief=tuple(shown.columns))
-
-
-_MOST_PARTS: Final = 6
-
-
-def job_section(job: JobSteps | None, cut: Collection[str] = ()) -> tuple[Section, ...]:
-    """What the job's steps wait for; without a job nothing.
-
-    Args:
-        cut: ranks whose files are cut off.
-    """
-    if job is None:
-        return ()
-    of_all = job.parts.with_columns(rank=pl.when(pl.col("cause") != TRANSFER).then("rank").otherwise(pl.lit("all")))
-    parts = Table(of_all.with_columns(_meaning(job.parts)), "parts", brief=(*job.parts.columns, "what_it_means"))
-    if job.parts.height > _MOST_PARTS:
-        parts = replace(parts, frame=parts.frame.head(_MOST_PARTS), total=job.parts.height)
-    title = "What a step of the job waits for: the critical path across the ranks, per step"
-    return (Section(title, (*texts(*job_sentences(job, cut)), parts)),)
-
-
-def _meaning(parts: pl.DataFrame) -> pl.Series:
-    return pl.Series("what_it_means", [_ON_PATH.get(cause) or CAUSES.get(cause, "") for cause in parts["cause"]])
-
-
-_ON_PATH: Final = {
-    TRANSFER: "data moved after the last rank had come",
-    BEGIN: "its recorded steps had not begun",
-    "busy": "its device worked, or its host beside a collective",
-    "compute": "operators computed",
-}
-
-
-def job_sentences(job: JobSteps, cut: Collection[str] = ()) -> Iterator[str]:
-    """Who holds the job's steps up, and how far that can be trusted.
-
-    Args:
-        cut: names of ranks whose files are cut off.
-    """
-    off = job.error_share
-    gives = "the recorded times" if off < _ALIKE else f"a step that is off by {share(off)}"
-    yield (
-        f"A step takes {duration(job.step_ns)}, that of the rank whose step takes longest ({job.last}). The replay of "
-        f"{count(job.ranks)} ranks without a change gives {gives}."
-    )
-    steps = job.holders["rank"].null_count()
-    if steps:
-        where = _of_steps(job, steps).capitalize()
-        yield f"{where} no rank comes noticeably later than the others."
-    holders = job.holders.drop_nulls("rank").group_by("rank").agg(steps=pl.len())
-    if holders.height:
-        rank, steps = holders.sort("steps", "rank", descending=[True, False]).row(0)
-        most = job.holders.filter(pl.col("rank") == rank)["cause"].value_counts().sort("count", "cause").row(-1)[0]
-        what = _ON_PATH.get(most) or CAUSES.get(most, most)
-        yield f"The others wait for {rank} {_of_steps(job, steps)}, mostly while {what}."
-    if job.missing:
-        yield missing_sentence(job.missing, names=job.absent)
-    if ended := [name for name in job.apart if name in cut]:
-        whose, are = ("trace", "is") if len(ended) == 1 else ("traces", "are")
-        yield f"The {whose} of {_named(ended)} {are} cut off: the other ranks are compared without."
-    if apart := [name for name in job.apart if name not in cut]:
-        yield f"Not in the replay, because their collectives or some of their steps were not recorded: {_named(apart)}."
-    if job.missing and job.open_ns >= _NOTICEABLE * job.step_ns:
-        some = [*job.absent, *job.apart]
-        shorter = job.open_ns - job.least_open_ns >= _NOTICEABLE * job.step_ns
-        shortest = f" ({duration(job.least_open_ns)} if all were as short as the shortest)" if shorter else ""
-        which = _named(some) if len(some) == job.missing else "a rank that is missing"
-        yield (
-            f"The others may be waiting for {which if len(some) < 2 else f'any of {which}'}: after the last rank here "
-            f"has come, exchanges with missing ranks go on for {duration(job.open_ns)} a step{shortest}. No saving is "
-            "promised of this time."
-        )
-
-
-_NOTICEABLE: Final = 0.01
-
-
-def _of_steps(job: JobSteps, steps: int) -> str:
-    return f"in {count(steps)} of {count(job.holders.height)} steps" if job.holders.height > 1 else "in the step"
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {count(len(names) - _MOST_PARTS)} more" if len(names) > _MOST_PARTS else ""
-    return f"{', '.join(names[:_MOST_PARTS])}{more}"
-
-
-def missing_sentence(missing: int, where: str = "", names: Sequence[str] = ()) -> str:
-    """What ranks that are not here mean for the answer.
-
-    Args:
-        names: of those that were not recorded at all, where known; the others were not recorded whole.
-    """
-    which = f"One rank of the job{where} is" if missing == 1 else f"{count(missing)} ranks of the job{where} are"
-    if names and len(names) <= missing:
-        which = (
-            f"{which} not here ({_named(names)})"
-            if len(names) == missing
-            else f"{which} not here ({_named(names)}), or not whole"
-        )
-    else:
-        which = f"{which} not here, or not whole"
-    return f"{which}: waits for {'it' if missing == 1 else 'them'} count as transfer."
-
-
-def clock_sentence(found: Exchanges) -> str:
-    """How the ranks' clocks were aligned, and the error that remains."""
-    error, name = max((clock.error_ns, name) for name, clock in found.clocks)
-    drift, whose = max((abs(clock.drift), name) for name, clock in found.clocks)
-    drifts = f" That of {whose} drifts by {drift * 1e6:,.1f} us in a second, which is taken out." if drift else ""
-    rows = found.table.iter_rows(named=True)
-    wait = max((row["wait_ns"] / max(row["per_step"], 1) for row in rows), default=0.0)
-    doubt = " That is no less than ranks wait in an exchange on average: these waits are not certain." if error else ""
-    return (
-        f"Clocks are aligned by the ends of {count(found.count)} exchanges; what remains is at most "
-        f"{duration(error)} ({name}, median).{doubt if error >= wait else ''}{drifts}"
     )
 
 

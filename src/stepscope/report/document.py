@@ -19,6 +19,7 @@ import polars as pl
 
 from stepscope import __version__
 from stepscope.report.format import printable_json
+from stepscope.trace.model import encodable_values
 
 Where: TypeAlias = Literal["everywhere", "page", "text", "markdown", "off page", "off text"]
 """Which renderers print a block: all, HTML, the terminal, Markdown, all but HTML, all but the terminal."""
@@ -281,13 +282,19 @@ SCHEMA: Final = 1
 
 def json_bytes(report: dict[str, Any]) -> bytes:
     """The report as indented UTF-8 text with one line break at the end; invisible characters are escaped."""
-    encoded = msgspec.json.encode(report, enc_hook=_plain)
-    return printable_json(msgspec.json.format(encoded, indent=2)) + b"\n"
+    return printable_json(msgspec.json.format(_encoded(report), indent=2)) + b"\n"
 
 
 def compact_json(value: object) -> bytes:
     """Any value of a report as one line of JSON in UTF-8; invisible characters are escaped."""
-    return printable_json(msgspec.json.encode(value, enc_hook=_plain))
+    return printable_json(_encoded(value))
+
+
+def _encoded(value: object) -> bytes:
+    try:
+        return msgspec.json.encode(value, enc_hook=_plain)
+    except UnicodeEncodeError:  # a file's name may be any bytes
+        return msgspec.json.encode(encodable_values(msgspec.to_builtins(value, enc_hook=_plain)))
 
 
 def _plain(value: object) -> object:

@@ -53,6 +53,7 @@ from stepscope.whatif.answer import Answer
 
 CELL: Final = re.compile(r"cell \d+")
 """What stands for the file of a notebook's cell."""
+_IN_CELL: Final = re.compile(r"\b(cell \d+):(\d+)")
 _LINES: Final = 3
 _FIRST: Final = 3
 """Findings with their code; the others are listed."""
@@ -87,8 +88,7 @@ def few_lines(thing: Displayed) -> str:
             lines = [first, ", ".join(steps), *notes]
         case _:
             lines = _prose(thing)
-    cut = (_cut(" ".join(line.split())) for line in lines if line)
-    return "\n".join(map(printable, list(cut)[:_LINES]))
+    return "\n".join(printable(_cut(" ".join(line.split()))) for line in [each for each in lines if each][:_LINES])
 
 
 def first_screen(thing: Displayed) -> str:
@@ -136,7 +136,7 @@ def _saved(saving: str) -> str:
 def _saves(finding: Finding) -> str:
     if finding.saving_ns_per_step <= 0:
         return ""
-    return f"{duration(finding.saving_ns_per_step)} per step ({share(finding.saving_share)})"
+    return f"{duration(finding.saving_ns_per_step)} ({share(finding.saving_share)})"
 
 
 def _document(thing: Displayed) -> Document:
@@ -195,8 +195,10 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
             continue
         match block:
             case Section() | Group():
-                yield "" if block.is_quiet or not block.title else f'<p style="{_TITLE}">{_text(block.title)}</p>'
-                yield from _blocks(block.blocks)
+                title = "" if block.is_quiet or not block.title else f'<p style="{_TITLE}">{_text(block.title)}</p>'
+                for piece in _blocks(block.blocks):
+                    yield title + piece
+                    title = ""
             case Text():
                 yield f'<p style="margin:.3em 0{";font-weight:600" if block.is_bold else ""}">{_text(block.text)}</p>'
             case Items():
@@ -213,20 +215,25 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
 def _table(table: Table) -> str:
     """Its first rows, without what only a wide terminal has room for."""
     cut = table.cut(_ROWS).drop(table.wide_only, strict=False)
-    head = "".join(f"<th style='padding:0 .6em'>{_text(heading(name, cut.columns))}</th>" for name in cut.columns)
-    rows = "".join(f"<tr>{''.join(map(_cell, row.items()))}</tr>" for row in cut.iter_rows(named=True))
+    styles = {
+        name: f"padding:0 .6em;text-align:{'right' if dtype.is_numeric() and name != 'line' else 'left'}"
+        for name, dtype in cut.schema.items()
+    }
+    names = ((style, _text(heading(name, cut.columns))) for name, style in styles.items())
+    head = "".join(f'<th style="{style}">{text}</th>' for style, text in names)
+    rows = "".join(
+        f"<tr>{''.join(_cell(name, value, styles[name]) for name, value in row.items())}</tr>"
+        for row in cut.iter_rows(named=True)
+    )
     more = f'<div style="{_MUTED}">the first {count(cut.height)} of {count(table.height)} {table.things}</div>'
     shown = f"<table style='{_TABLE}'><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     return f'<div style="overflow-x:auto">{shown}</div>{more if table.height > cut.height else ""}'
 
 
-def _cell(of: tuple[str, object]) -> str:
-    if of[0] == "source":
-        return (
-            f'<td style="padding:0 .6em;text-align:left"><code style="white-space:pre">{_text(cell(*of))}</code></td>'
-        )
-    is_number = isinstance(of[1], (int, float)) and of[0] != "line"
-    return f'<td style="padding:0 .6em;text-align:{"right" if is_number else "left"}">{_text(cell(*of))}</td>'
+def _cell(name: str, value: object, style: str) -> str:
+    text = _text(cell(name, value))
+    shown = f'<code style="white-space:pre">{text}</code>' if name == "source" else text
+    return f'<td style="{style}">{shown}</td>'
 
 
 def _step(diagnosis: Diagnosis) -> Iterator[str]:
@@ -278,7 +285,7 @@ def _card(finding: Finding, saving: str) -> str:
     is_in_cell = any(CELL.fullmatch(each.file) for each in finding.where)
     command = "" if is_in_cell else trial(finding.remedy)
     blocks = (
-        f"<div><b>{_text(finding.title[:1].upper() + finding.title[1:])}</b> {_saving(saving)}</div>",
+        f"<div><b>{_text(finding.title)}</b> {_saving(saving)}</div>",
         f"<div>{places}</div>" if places else "",
         f"<div>{_text(finding.remedy.text)}</div>",
         f"<details><summary>Code</summary>{code}</details>" if finding.remedy.code else "",
@@ -288,9 +295,7 @@ def _card(finding: Finding, saving: str) -> str:
 
 
 def _places(where: Iterable[Location]) -> list[str]:
-    return [
-        f"{each.file}, line {each.line}" if CELL.fullmatch(each.file) else f"{each.file}:{each.line}" for each in where
-    ]
+    return [f"{each.file}:{each.line}" for each in where]
 
 
 def _saving(saving: str) -> str:
@@ -298,6 +303,7 @@ def _saving(saving: str) -> str:
 
 
 def _cut(text: str) -> str:
+    text = _IN_CELL.sub(r"\1, line \2", text)
     return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
 
 

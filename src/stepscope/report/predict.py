@@ -50,6 +50,7 @@ def predict_document(answer: PredictedSteps, scaled: Sequence[Block] = (), *, to
     blocks = (
         Section("", texts(*_head(answer)), is_quiet=True),
         *(_times(answer, total) if any(each.step_ns is not None for each in answer.predictions) else ()),
+        *_served(answer),
         *section_if("", *_items(_sentences(answer)), is_quiet=True),
         *_basis(answer),
         *section_if("", *_items(_notes(answer)), is_quiet=True),
@@ -238,6 +239,57 @@ def _step_cell(prediction: StepPrediction) -> str:
     return step_text(prediction) or "not given"
 
 
+_OF_PHASE: Final = {"prefill": "prefill, to the first token", "decode": "decoding, for each token"}
+
+
+def _served(answer: PredictedSteps) -> Iterator[Section]:
+    """The iterations of a recorded server, as recorded and on each device."""
+    known = [each for each in answer.predictions if each.phases and each.fits is not False]
+    if not known:
+        return
+    rows = [
+        {
+            "iteration": _OF_PHASE.get(phase.phase, phase.phase),
+            "device": "as recorded",
+            **fields(phase, "count", "requests", "tokens"),
+            "time": duration(phase.measured_ns),
+            "device_works": duration(phase.measured_device_ns),
+        }
+        for phase in known[0].phases
+    ]
+    for each in known:
+        for phase in each.phases:
+            what = _OF_PHASE.get(phase.phase, phase.phase)
+            time = range_text(phase.ns, phase.low_ns, phase.high_ns)
+            rows.append(
+                {"iteration": what, "device": each.device.name, "time": time, "device_works": duration(phase.device_ns)}
+            )
+    table = pl.DataFrame(rows, schema=_PHASE_COLUMNS)
+    if len(known[0].phases) > 1:
+        table = table.sort(pl.col("iteration").rank("dense", descending=True), maintain_order=True)
+    yield Section(
+        "What an iteration of the server would take", (Table(table, "iterations"), *texts(*_of_graphs(known[0])))
+    )
+
+
+def _of_graphs(prediction: StepPrediction) -> Iterator[str]:
+    for phase in prediction.phases:
+        if phase.graph_share:
+            what = _OF_PHASE.get(phase.phase, phase.phase)
+            yield f"{what}: {share(phase.graph_share)} of the device's work is in captured graphs, without gaps"
+
+
+_PHASE_COLUMNS: Final[dict[str, type[pl.DataType]]] = {
+    "iteration": pl.String,
+    "device": pl.String,
+    "count": pl.Int64,
+    "requests": pl.Float64,
+    "tokens": pl.Float64,
+    "time": pl.String,
+    "device_works": pl.String,
+}
+
+
 def _basis(answer: PredictedSteps) -> Iterator[Section]:
     """Share of device time by what its prediction rests on."""
     names = [
@@ -297,7 +349,7 @@ def _prediction(prediction: StepPrediction) -> dict[str, Any]:
         "device": prediction.device.name,
         **fields(prediction, *times, "limit", "limit_share", "limit_cause", "memory_bytes"),
         "device_memory_bytes": prediction.device.memory_bytes,
-        **fields(prediction, "fits", "notes"),
+        **fields(prediction, "fits", "notes", "phases"),
         "knowledge": prediction.knowledge,
         "bases": dict(prediction.bases),
     }
@@ -396,7 +448,8 @@ def device_document(row: DevicePeaks) -> Document:
         },
         "best bf16": _best(row),
         "power": _amount(row.power_w, 1, "W at most"),
-        "idle": _amount(row.idle_power_w, 1, "W"),
+        "idle": _idle_power(row),
+        "memory-bound": _amount(row.memory_power_w, 1, "W at most"),
         "small kernel": _amount(row.launch_ns, 1e3, "us from one to the next"),
         "host link": _amount(row.host_link_bytes_s, 1e9, "GB/s each way"),
         "peer link": _amount(row.peer_link_bytes_s, 1e9, "GB/s each way"),
@@ -407,11 +460,18 @@ def device_document(row: DevicePeaks) -> Document:
     }
     sources = [
         (label if place == 0 else "", address)
-        for label, source in (("source", row.source), ("measured", row.measured_source))
+        for label, source in (("source", row.source), ("measured", row.measured_source), ("powers", row.power_source))
         for place, address in enumerate(_addresses(source))
     ]
     known = tuple((label, value) for label, value in (*figures.items(), *sources) if value)
     return Document(row.name, (Section(f"{row.name} ({made})" if made else row.name, (Facts(known),)),))
+
+
+def _idle_power(row: DevicePeaks) -> str:
+    least, most = row.idle_power_w, row.idle_high_power_w
+    if least is None:
+        return "" if most is None else f"{most:g} W at most"
+    return f"{least:g} W" if most is None else f"{least:g} to {most:g} W"
 
 
 def _addresses(source: str) -> list[str]:

@@ -11,9 +11,9 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.job import JobSteps
-from stepscope.report.diagnosis import job_section
 from stepscope.report.document import Block, Document, Section, Table, Text, fields, sentences, stamped, texts
 from stepscope.report.format import count, duration, file_name, share, warning_sentence
+from stepscope.report.ranks import job_section
 from stepscope.report.words import sentence
 from stepscope.whatif.answer import Answer, AsMeasured, Prospect, path_by_name
 from stepscope.whatif.critical_path import slack_by_name

@@ -381,17 +381,17 @@ class StoreWriter:
         """Write the manifest, which makes the store valid; invalid UTF-8 in its text is escaped."""
         parts = {table: len(spans) for table, spans in self._spans.items()}
         manifest = Manifest(version=VERSION, metadata=metadata, warnings=warnings, parts=parts, spans=self._spans)
-        manifest = msgspec.convert(_encodable(msgspec.to_builtins(manifest)), Manifest)
+        manifest = msgspec.convert(encodable_values(msgspec.to_builtins(manifest)), Manifest)
         (self.directory / MANIFEST).write_bytes(msgspec.json.encode(manifest))
 
 
-def _encodable(value: Any) -> Any:
+def encodable_values(value: Any) -> Any:
     """Plain values with lone surrogates escaped, which paths and headers may contain."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
-        return {_encodable(key): _encodable(each) for key, each in value.items()}
-    return [_encodable(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {encodable_values(key): encodable_values(each) for key, each in value.items()}
+    return [encodable_values(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def _write(frame: pl.DataFrame, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
@@ -85,7 +86,7 @@ class Documents:
         self._kept_bytes = 0
         self._coming: dict[str, _Job] = {}
         self._lock = threading.Lock()
-        self._asked: dict[str, SimpleQueue[_Job]] = {}
+        self._asked: dict[str, SimpleQueue[_Job | None]] = {}
         for kind in KINDS:
             self._asked.update(dict.fromkeys(kind, self._queue()))
         self._others = self._queue()
@@ -109,25 +110,25 @@ class Documents:
             job.waiting.append(future)
             return future
 
-    def _queue(self) -> SimpleQueue[_Job]:
+    def _queue(self) -> SimpleQueue[_Job | None]:
         """What waits for a new thread; a daemon, so that the server ends at once whatever is being computed."""
-        asked: SimpleQueue[_Job] = SimpleQueue()
-        threading.Thread(target=self._work, args=(asked,), name="documents", daemon=True).start()
+        asked: SimpleQueue[_Job | None] = SimpleQueue()
+        threading.Thread(target=_work, args=(weakref.ref(self), asked), name="documents", daemon=True).start()
+        weakref.finalize(self, asked.put, None)
         return asked
 
-    def _work(self, asked: SimpleQueue[_Job]) -> None:
-        while True:
-            job = asked.get()
-            with self._lock:
-                if not job.begin():
-                    self._end(job)
-                    continue
-            answer = self._answer(job.name, job.options)
-            with self._lock:
-                if self._end(job) and answer.status == 200 and job.name not in CHANGING:
-                    self._keep(job.key, answer)
-            for each in job.waiting:
-                each.set_result(answer)
+    def do(self, job: _Job) -> None:
+        """Make a document, and give it to all who wait for it."""
+        with self._lock:
+            if not job.begin():
+                self._end(job)
+                return
+        answer = self._answer(job.name, job.options)
+        with self._lock:
+            if self._end(job) and answer.status == 200 and job.name not in CHANGING:
+                self._keep(job.key, answer)
+        for each in job.waiting:
+            each.set_result(answer)
 
     def _end(self, job: _Job) -> bool:
         """Whether the job is about what is shown now."""
@@ -161,3 +162,12 @@ class Documents:
         while len(self._kept) > 1 and self._kept_bytes > MOST_BYTES:
             oldest, gone = self._kept.popitem(last=False)
             self._kept_bytes -= len(oldest) + len(gone.body)
+
+
+def _work(of: weakref.ref[Documents], asked: SimpleQueue[_Job | None]) -> None:
+    """What a thread does for documents, which it keeps only while it makes one: a notebook opens many."""
+    while (job := asked.get()) is not None:
+        documents = of()
+        if documents is not None:
+            documents.do(job)
+        del documents, job

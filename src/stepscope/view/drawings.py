@@ -25,10 +25,10 @@ from stepscope.diagnosis.loading import loading_of
 from stepscope.diagnosis.rank_summary import RankSteps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError
-from stepscope.report.diagnosis import clock_sentence
 from stepscope.report.format import count, duration, share
 from stepscope.report.memory import facts
 from stepscope.report.palette import memory_look, series_colours
+from stepscope.report.ranks import clock_sentence
 from stepscope.trace import Trace, Window
 
 Json: TypeAlias = dict[str, Any]

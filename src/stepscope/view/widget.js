@@ -16,7 +16,7 @@ function render({ model, el }) {
   frame.title = "stepscope";
   frame.setAttribute("sandbox", "allow-scripts allow-popups allow-popups-to-escape-sandbox allow-downloads");
   frame.allow = "clipboard-write";
-  frame.style.cssText = `width:100%;height:${Number(model.get("height"))}px;border:1px solid rgba(128,128,128,.35);border-radius:6px`;
+  frame.style.cssText = `box-sizing:border-box;width:100%;height:${Number(model.get("height"))}px;border:1px solid rgba(128,128,128,.35);border-radius:6px`;
   const note = document.createElement("p");
   const late = setTimeout(() => {
     note.textContent = "The kernel does not answer: it may be running a cell, or have ended since. In that case, run this cell again.";

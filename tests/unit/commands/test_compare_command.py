@@ -316,20 +316,18 @@ def test_mistakes_are_one_sentence(
     assert output.out == ""
 
 
-def test_the_workflow_in_the_guide_is_the_example() -> None:
+def test_the_workflow_in_the_guide_is_the_example_and_fits_the_action() -> None:
+    yaml = pytest.importorskip("yaml")
     example = (REPOSITORY / "examples" / "compare_workflow.yml").read_text()
-    page = (REPOSITORY / "docs" / "compare.md").read_text()
-
+    page = (REPOSITORY / "docs" / "how-to" / "pull-requests.md").read_text()
     assert f"```yaml\n{example}```\n" in page
 
-
-def test_the_workflow_is_one() -> None:
-    yaml = pytest.importorskip("yaml")
-
-    workflow = yaml.safe_load((REPOSITORY / "examples" / "compare_workflow.yml").read_text())
-
-    commands = [step["run"] for step in workflow["jobs"]["compare"]["steps"] if "run" in step]
-    assert any("stepscope compare base head" in command and "--fail-if-slower 3%" in command for command in commands)
+    inputs = yaml.safe_load((REPOSITORY / "action.yml").read_text())["inputs"]
+    assert re.findall(r"^\| `([\w-]+)` \|", page, re.MULTILINE) == list(inputs)
+    [used] = [
+        step for step in yaml.safe_load(example)["jobs"]["compare"]["steps"] if "stepscope" in step.get("uses", "")
+    ]
+    assert used["with"].keys() <= inputs.keys()
 
 
 class TestThePageAsAFile:

@@ -53,6 +53,8 @@ def test_the_table_has_every_device(capsys: pytest.CaptureFixture[str]) -> None:
         "architecture": "Ampere",
         "source": named_device("A100-SXM4-80GB").source,
         "measured_source": named_device("A100-SXM4-80GB").measured_source,
+        "idle_w": 59.0,
+        "power_source": named_device("A100-SXM4-80GB").power_source,
     }
 
 
@@ -83,10 +85,12 @@ def test_measured_figures_stand_beside_the_peaks(capsys: pytest.CaptureFixture[s
     assert main(["devices", "H100-SXM"]) == 0
 
     text = capsys.readouterr().out
-    assert "  bf16        989.4 TFLOP/s; 794.5 TFLOP/s measured (80%)\n" in text
-    assert "  bandwidth   3,350 GB/s; 2,903 GB/s measured (87%)\n" in text
+    assert "  bf16          989.4 TFLOP/s; 794.5 TFLOP/s measured (80%)\n" in text
+    assert "  bandwidth     3,350 GB/s; 2,903 GB/s measured (87%)\n" in text
+    assert "  idle          90 to 145 W\n  memory-bound  520 W at most\n" in text
     first, second = named_device("H100-SXM").measured_source.split()
-    assert text.endswith(f"\n  measured    {first}\n              {second}\n")
+    power, *_ = named_device("H100-SXM").power_source.split()
+    assert f"\n  measured      {first}\n                {second}\n  powers        {power}\n" in text
 
 
 def test_devices_are_kept_replaced_and_removed(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import http.server
 import json
 import os
@@ -307,6 +309,27 @@ def test_what_is_no_webhook_is_refused(address: str) -> None:
 def test_metrics_at_what_is_no_address(address: str) -> None:
     with pytest.raises(UsageError):
         watch_delivery.Metrics(address)
+
+
+def test_metrics_answer_a_few_clients_at_once() -> None:
+    served = watch_delivery.Metrics("127.0.0.1:0")
+    address = f"http://127.0.0.1:{served.port}/metrics"
+    silent = [socket.create_connection(("127.0.0.1", served.port), timeout=10) for _ in range(8)]
+    with pytest.raises((OSError, http.client.HTTPException)):
+        urllib.request.urlopen(address, timeout=10)
+    for each in silent:
+        each.close()
+    for _ in range(100):  # until the server has noticed
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            urllib.request.urlopen(address, timeout=10) as answer,
+        ):
+            assert answer.status == 200
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("no answer after the silent clients have left")
+    served.close()
 
 
 def test_metrics_are_served_as_openmetrics() -> None:

@@ -15,7 +15,8 @@ from stepscope.diagnosis.ranks import _ABOUT, across_ranks, with_remedies
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
-from stepscope.report.diagnosis import TraceReport, job_sentences, trace_report
+from stepscope.report.diagnosis import TraceReport, trace_report
+from stepscope.report.ranks import job_sentences
 from stepscope.whatif.job import Job
 from tests.simulator.job import US, Rank, job, write_job
 

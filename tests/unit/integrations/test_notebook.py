@@ -6,6 +6,7 @@ import json
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,9 +32,10 @@ def trace_of(file: str = "train.py") -> Trace:
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
     from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
 
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    shell = InteractiveShell.instance()
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     shell.run_line_magic("load_ext", "stepscope")
     yield shell
     InteractiveShell.clear_instance()
@@ -97,7 +99,16 @@ def test_an_error_of_the_cell_is_that_of_the_cell(
     assert "stepscope:" not in out
 
 
-@pytest.mark.parametrize("line", ["%%stepscope --stpes 3", "%%stepscope 3x", "%%stepscope --steps 0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%%stepscope --stpes 3",
+        "%%stepscope 3x",
+        "%%stepscope --steps 0",
+        "%%stepscope class",
+        "%%stepscope --out /no/folder/x",
+    ],
+)
 def test_a_wrong_option_is_said_and_the_cell_runs(shell: Any, line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shell.run_cell(f"{line}\n3 + 4", True).result == 7
     assert "stepscope: the cell is not recorded: " in capsys.readouterr().err
@@ -116,6 +127,44 @@ def test_an_error_of_ours_does_not_stop_the_cell(
     assert shell.run_cell("5", True).result == 5
     shell.run_line_magic("stepscope_lines", "len")
     assert "nothing was recorded yet" in capsys.readouterr().err
+
+
+def test_a_reloaded_extension_records_once(
+    shell: Any, recorded: type[RecordedTrace], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_line_magic("unload_ext", "stepscope")
+    assert shell.run_cell("6", True).result == 6
+    shell.run_line_magic("load_ext", "stepscope")
+    capsys.readouterr()
+
+    shell.run_cell("%%stepscope\n7", True)
+
+    assert capsys.readouterr().out.count("a step takes") == 1
+
+
+def test_a_cell_that_a_recorded_one_runs_does_not_end_it(
+    shell: Any, recorded: type[RecordedTrace], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.diagnose", lambda trace: "diagnosed")
+    shell.run_cell("%%stepscope kept\nfor each in ('1', ''):\n    get_ipython().run_cell(each)", True)
+    assert shell.user_ns.pop("kept").lines["file"][0] == "cell 1"
+    assert not recorded.is_cancelled
+    shell.run_cell("%%stepscope\nget_ipython().run_cell('%%stepscope kept\\n1')", True)
+    assert ("kept" in shell.user_ns, recorded.is_cancelled) == (True, True)
+
+
+def test_after_an_interrupt_of_ours_the_next_cell_is_recorded() -> None:
+    from stepscope.integrations.magics import _CellRecording
+
+    def interrupted(problem: str) -> None:
+        raise KeyboardInterrupt
+
+    recording: Any = object.__new__(_CellRecording)
+    recording._controller, taken = SimpleNamespace(finish=interrupted), list[str]()
+    recording._take_off = lambda: taken.append("off")
+    with pytest.raises(KeyboardInterrupt):
+        recording.end({}, 1)
+    assert taken == ["off"]
 
 
 def test_names_of_cells_replace_their_files_wherever_they_are() -> None:
@@ -138,6 +187,9 @@ def test_the_widget_answers_with_the_page_and_with_documents(monkeypatch: pytest
     for number, address in enumerate(("session", "diagnosis", "steps", "no-such", "timeline?start=x")):
         widget._answer(widget, {"view": "1-2", "ask": number, "address": address}, [])
 
+    odd: list[Any] = [None, {}, {"view": 1}, [], "x"]
+    for message in odd:
+        widget._answer(widget, message, [])
     page, session, diagnosis, steps, *wrong = sent
     assert "Content-Security-Policy" in page["page"]
     assert json.loads(session["body"])["documents"]

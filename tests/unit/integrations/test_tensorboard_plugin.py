@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 pytest.importorskip("tensorboard")
 
 from stepscope.errors import UnreadableTraceError
-from stepscope.integrations.tensorboard import LogFolder
+from stepscope.integrations.tensorboard import LogFolder, StepscopePlugin
 from stepscope.view.documents import NoDocument
 from tests.unit.run_folders import made_run
 
@@ -95,6 +97,46 @@ def test_nothing_outside_is_read(tmp_path: Path) -> None:
     (root / "run" / "telemetry").symlink_to(tmp_path / "outside", target_is_directory=True)
     with pytest.raises(UnreadableTraceError, match="leads out of the log folder"):
         logs.traces(logs.meant("run"))
+
+
+def test_a_rank_of_thousands_of_digits_hides_no_other_run(tmp_path: Path) -> None:
+    for time in (1, 2):
+        head = b'{"distributedInfo": {"rank": %s, "world_size": 2}}' % (b"9" * 5000)
+        written(tmp_path / "odd", "host_1", time).write_bytes(gzip.compress(head))
+    written(tmp_path, "host_1", 1)
+    assert set(found(tmp_path)) == {".", "odd", "odd/host_1.1.pt.trace.json.gz"}
+
+
+class Asked:
+    """The plugin as TensorBoard calls it."""
+
+    def __init__(self, root: Path) -> None:
+        context = type("Context", (), {"logdir": str(root)})()
+        self._apps = StepscopePlugin(context).get_plugin_apps()
+
+    def __call__(self, name: str, run: str = "latest", **headers: str) -> tuple[int, Any]:
+        told: list[str] = []
+        environ = {"PATH_INFO": f"/data/plugin/stepscope/api/{name}", "QUERY_STRING": f"run={quote(run)}"}
+        [body] = self._apps["/api/*"](
+            {**environ, "REQUEST_METHOD": "GET", **headers}, lambda status, _: told.append(status)
+        )
+        return int(told[0][:3]), json.loads(body)
+
+
+def test_a_name_may_be_any_bytes(tmp_path: Path) -> None:
+    odd = written(tmp_path / "logs" / os.fsdecode(b"\xff"), "host_1", 1)
+    odd.write_bytes(b"broken")
+    ask = Asked(tmp_path / "logs")
+    status, rows = ask("runs")
+    assert (status, [row["name"] for row in rows]) == (200, ["\\udcff"])
+    status, answer = ask("diagnosis", rows[0]["name"])
+    assert (status, "\\udcff" in answer["error"]) == (422, True)
+
+
+def test_another_sites_page_makes_nothing_work(tmp_path: Path) -> None:
+    ask = Asked(tmp_path)
+    sites = {site: ask("runs", HTTP_SEC_FETCH_SITE=site)[0] for site in ("same-origin", "cross-site", "same-site")}
+    assert sites == {"same-origin": 200, "cross-site": 403, "same-site": 403}
 
 
 def test_tensorboard_starts_without_what_the_page_needs() -> None:

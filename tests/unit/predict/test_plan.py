@@ -132,11 +132,11 @@ def test_an_hour_at_two_dollars() -> None:
 
 
 def test_energy_is_the_estimate_of_all_steps() -> None:
-    """At most 400 W for an hour, at least nothing: what an A100 draws without work is not known."""
+    """Between what an A100 draws without work and its limit, for an hour."""
     (found,) = planned([price(region="us-east-1", provider="aws")]).machines
 
     assert found.kwh is not None
-    assert found.kwh[1] == pytest.approx(0.4)
+    assert 0.059 <= found.kwh[0] < found.kwh[1] <= 0.4
     assert found.kilograms is not None
     assert 0.05 < found.kilograms[1] < 0.4
 

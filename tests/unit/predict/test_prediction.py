@@ -366,3 +366,49 @@ def test_recordings_of_which_nothing_tells_most_are_refused(name: str, reason: s
 
     assert found.step_ns is None
     assert found.notes[-1].startswith(reason)
+
+
+def server(*phases: tuple[str, int], graph: bool = False) -> Trace:
+    """Iterations of an engine on an A100, one after another: copies of these microseconds, each waited for."""
+    recording = Recording(Metadata(devices=(A100,), path="trace.json", format="kineto"))
+    now = 0
+    for number, (name, length) in enumerate(phases, start=1):
+        recording.annotation(now, (length + 10) * US, name)
+        recording.frame(now, (length + 10) * US, "vllm/v1/worker/gpu_model_runner.py(2907): execute_model")
+        kind = "graph_launch" if graph else "launch"
+        recording.launch(
+            now + 2 * US, 3 * US, number, name="cudaGraphLaunch" if graph else "cudaLaunchKernel", kind=kind
+        )
+        recording.work(now + 6 * US, length * US, "Memcpy DtoD", number, kind="copy_on_device")
+        recording.launch(
+            now + 5 * US, (length + 2) * US, 1000 + number, name="cudaDeviceSynchronize", kind="synchronise"
+        )
+        now += (length + 10) * US
+    return recording.trace()
+
+
+def test_a_servers_prefill_and_decoding_are_told_apart() -> None:
+    prompt, token = "execute_context_1(900)_generation_0(0)", "execute_context_0(0)_generation_4(4)"
+    trace = server((prompt, 400), *[(token, 100)] * 4)
+    found = predict_step(trace, device(2039 // 2))
+
+    assert [(each.phase, each.count, each.requests, each.tokens) for each in found.phases] == [
+        ("prefill", 1, 1, 900),
+        ("decode", 4, 4, 4),
+    ]
+    prefill, decode = found.phases
+    assert (prefill.measured_ns, decode.measured_ns) == (410 * US, 110 * US)
+    assert (prefill.measured_device_ns, decode.measured_device_ns) == (400 * US, 100 * US)
+    assert prefill.ns == pytest.approx(810 * US, rel=0.02)
+    assert decode.ns == pytest.approx(210 * US, rel=0.02)
+    assert decode.device_ns == pytest.approx(200 * US, rel=0.02)
+    assert decode.low_ns <= decode.ns <= decode.high_ns
+    same = predict_step(trace, named_device("A100-SXM4-80GB"))
+    assert [(each.ns, each.low_ns, each.high_ns) for each in same.phases] == [(410 * US,) * 3, (110 * US,) * 3]
+
+
+def test_iterations_in_graphs_say_so_and_trainings_have_none() -> None:
+    decode = [("execute_context_0(0)_generation_4(4)", 100)] * 4
+    assert [each.graph_share for each in predict_step(server(*decode, graph=True), device(1000)).phases] == [1.0]
+    assert [each.graph_share for each in predict_step(server(*decode), device(1000)).phases] == [0.0]
+    assert predict_step(copying(), device(1000)).phases == ()

@@ -89,10 +89,10 @@ def test_an_answer_is_three_lines_and_a_small_screen(ask: Callable[[Trace], Any]
 def test_a_finding_names_its_saving_and_its_place() -> None:
     [title, place, remedy] = repr(INPUT_BOUND).splitlines()
 
-    assert title.endswith("saves 40.0 ms per step (33.2 %)")
+    assert title.endswith("saves 40.0 ms (33.2 %)")
     assert place.startswith("/home/jane doe/project/train.py:88; ")
     assert remedy == INPUT_BOUND.remedy.text
-    assert "saves 40.0 ms per step" in shown(INPUT_BOUND._repr_html_())
+    assert "saves 40.0 ms (33.2 %)" in shown(INPUT_BOUND._repr_html_())
 
 
 def test_a_cell_is_named_as_the_notebook_counts_it() -> None:

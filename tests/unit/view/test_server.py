@@ -339,3 +339,14 @@ def test_what_was_being_made_of_a_changed_file_is_not_kept() -> None:
     assert old.result(60) is not new.result(60)
     assert documents.ask("diagnosis", {}).result(60) is new.result(60)
     assert held.made == ["diagnosis", "diagnosis"]
+
+
+def test_documents_that_are_gone_leave_no_thread_behind() -> None:
+    before = set(threading.enumerate())
+    documents = Documents(lambda name, options: name, str, no_options)
+    assert documents.ask("steps", {}).result(10).body == b'"steps"'
+    own = set(threading.enumerate()) - before
+    del documents
+    for each in own:
+        each.join(10)
+        assert not each.is_alive()

@@ -84,6 +84,8 @@ def devices_frame(rows: tuple[DevicePeaks, ...]) -> pl.DataFrame:
         "best_bf16_tflops": [_over(row.best_bf16_flops_s, 1e12) for row in rows],
         "launch_us": [_over(row.launch_ns, 1e3) for row in rows],
         "idle_w": [row.idle_power_w for row in rows],
+        "idle_high_w": [row.idle_high_power_w for row in rows],
+        "memory_w": [row.memory_power_w for row in rows],
         "host_link_gb_per_s": [_over(row.host_link_bytes_s, 1e9) for row in rows],
         "peer_link_gb_per_s": [_over(row.peer_link_bytes_s, 1e9) for row in rows],
         "units": [row.multiprocessors for row in rows],
@@ -95,8 +97,9 @@ def devices_frame(rows: tuple[DevicePeaks, ...]) -> pl.DataFrame:
         "aliases": [", ".join(row.aliases) or None for row in rows],
         "source": [row.source for row in rows],
         "measured_source": [row.measured_source or None for row in rows],
+        "power_source": [row.power_source or None for row in rows],
     }
-    texts = ("device", "vendor", "architecture", "capability", "aliases", "source", "measured_source")
+    texts = ("device", "vendor", "architecture", "capability", "aliases", "source", "measured_source", "power_source")
     whole = ("power_w", "units", "clock_mhz")
     types = {name: pl.String if name in texts else pl.Int64 if name in whole else pl.Float64 for name in columns}
     return pl.DataFrame(columns, schema=types, strict=False)

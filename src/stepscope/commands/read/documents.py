@@ -576,7 +576,8 @@ def _ranks_in_file(
 ) -> dict[str, bytes]:
     from stepscope.analysis.matching import matched_collectives
     from stepscope.diagnosis.exchanges import exchanges
-    from stepscope.report.diagnosis import finding_json, job_sentences, largest_saving
+    from stepscope.report.diagnosis import finding_json, largest_saving
+    from stepscope.report.ranks import job_sentences
     from stepscope.view.drawings import ranks_json
 
     steps = [report.page.steps for report in reports]

@@ -315,7 +315,7 @@ class Ranks:
         from stepscope.diagnosis.exchanges import exchanges
         from stepscope.diagnosis.job import job_of, job_steps
         from stepscope.diagnosis.ranks import across_ranks
-        from stepscope.report.diagnosis import job_sentences
+        from stepscope.report.ranks import job_sentences
 
         records = [each.record for each in known]
         if self._compared is None or self._compared[0] != len(records):

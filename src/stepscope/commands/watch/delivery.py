@@ -27,6 +27,7 @@ _PAUSES_S: Final = (1.0, 5.0)
 """Between the tries to reach a webhook."""
 _POLL_S: Final = 0.1
 _MOST_WAITING: Final = 100
+_MOST_CLIENTS: Final = 8
 _CONTENT_TYPE: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _ADDRESS: Final = re.compile(r"(?:(\[[0-9a-fA-F:.]+\]|[\w.-]*):)?(\d{1,5})", re.ASCII)
 
@@ -177,7 +178,21 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, place: tuple[str, int], metrics: Metrics) -> None:
         self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         self.metrics = metrics
+        self._room = threading.Semaphore(_MOST_CLIENTS)
         super().__init__(place, _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hang up on more clients at once than any scraper opens, each of which would be a thread."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of clients that hang up."""

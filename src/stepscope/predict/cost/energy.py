@@ -133,11 +133,13 @@ def _device(
 ) -> DeviceEnergy:
     called = next((one.name for one in view.trace.metadata.devices if one.device == name), None)
     time = _times(view, name, window)
+    least, memory = _known_work(view, name, window, time)
     power = power_range(
         device_peaks(view.trace, name),
         device_watts=settings.device_watts,
         idle_watts=settings.idle_watts,
-        least_activity=_least_activity(view, name, window, time),
+        least_activity=least,
+        memory_share=memory,
     )
     found = next((one for one in sampled if one.device == name), None)
     energy = _measured(record, _counter_of(record, name, view), name, called)
@@ -149,7 +151,7 @@ def _device(
     if energy.nanojoules is None:
         return energy
     if energy.basis == "estimate" and power:
-        powers = Powers(power.idle_low_w, power.busy_low_w), Powers(power.idle_high_w, power.full_w)
+        powers = Powers(power.idle_low_w, power.busy_low_w), Powers(power.idle_high_w, power.busy_high_w)
     else:
         powers = _divided(time, energy, power)
     return _with_parts(view, energy, time, powers)
@@ -200,17 +202,22 @@ def _times(view: View, device: str, window: Window) -> _Times:
     return _Times(dict(sums.iter_rows()), {kind: ns for kind, ns in busy.items() if ns})
 
 
-def _least_activity(view: View, device: str, window: Window, time: _Times) -> float:
-    """Lower bound on the device's activity over its busy time, as a share of its peak, 0 to 1.
+def _known_work(view: View, device: str, window: Window, time: _Times) -> tuple[float, float]:
+    """Least activity of the device over its busy time, and how much of its work memory limits; both 0 to 1.
 
-    Each operator counts with its limit, arithmetic or traffic; unknown operators count as 0.
+    Operators that arithmetic limits are active by the share of the peak that they reach; unknown ones count as 0. So do
+    those that memory limits: the memory can be busy at a small part of the power. Arithmetic in them adds to that of
+    the memory, so that they count less by the share of the peak that it reaches (docs/energy.md).
     """
     busy_ns = sum(time.busy.values())
-    table = roofline_table(view.trace, window=window).filter(
-        (pl.col("device") == device) & pl.col("share").is_not_null() & pl.col("limit").is_in(["compute", "memory"])
-    )
-    reached = (table["device_ns"] * table["share"].clip(0, 1)).sum()
-    return min(float(reached or 0.0) / busy_ns, 1.0) if busy_ns else 0.0
+    if not busy_ns:
+        return 0.0, 0.0
+    table = roofline_table(view.trace, window=window).filter(pl.col("device") == device, pl.col("share").is_not_null())
+    products = table.filter(pl.col("limit") == "compute")
+    reached = (products["device_ns"] * products["share"].clip(0, 1)).sum()
+    other = table.filter(pl.col("limit") == "memory")
+    moving = (other["device_ns"] * (1 - other["compute_share"].fill_null(0).clip(0, 1))).sum()
+    return min(float(reached or 0.0) / busy_ns, 1.0), min(float(moving or 0.0) / busy_ns, 1.0)
 
 
 def _divided(time: _Times, energy: DeviceEnergy, power: PowerRange | None) -> tuple[Powers, Powers]:
@@ -219,8 +226,7 @@ def _divided(time: _Times, energy: DeviceEnergy, power: PowerRange | None) -> tu
     total = energy.nanojoules[0]
     idle_ns, busy_ns = time.of_a_step(energy.step_ns)
     mean_w = total / max(energy.step_ns, 1)
-    known = power is not None and power.is_idle_known
-    bounds = (power.idle_low_w, power.idle_high_w) if power is not None and known else (0.0, mean_w)
+    bounds = (power.idle_low_w, power.idle_high_w) if power is not None else (0.0, mean_w)
     idle = [min(watts, mean_w) if busy_ns else mean_w for watts in bounds]
     least, most = (Powers(watts, (total - watts * idle_ns) / busy_ns if busy_ns else 0.0) for watts in idle)
     return least, most

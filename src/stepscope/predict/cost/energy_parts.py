@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias, TypeVar
 import msgspec
 
 from stepscope.errors import UsageError
-from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, device_table, is_nvidia
 from stepscope.trace import TraceWarning
 from stepscope.trace.energy_records import MissingCounter
 
@@ -36,14 +36,11 @@ class PowerRange:
     device: str
     full_w: float  # power limit
     idle_low_w: float
-    idle_high_w: float  # idle_low_w, idle_high_w: without work; equal where known, else 0 and the power limit
+    idle_high_w: float  # idle_low_w, idle_high_w: without work; 0 and the power limit where nothing is known
     least_activity: float  # least activity while it works, 0 to 1
     source: str  # sources of the figures, in words
-
-    @property
-    def is_idle_known(self) -> bool:
-        """Whether the idle power is a single known figure."""
-        return self.idle_low_w == self.idle_high_w
+    memory_share: float = 0.0  # of its work, what memory limits, less the share of the peak that this reaches, 0 to 1
+    memory_w: float | None = None  # most that such work was measured to draw
 
     @property
     def busy_low_w(self) -> float:
@@ -51,17 +48,28 @@ class PowerRange:
         return self.idle_low_w + (self.full_w - self.idle_low_w) * self.least_activity
 
     @property
+    def busy_high_w(self) -> float:
+        """Most power that the device can draw while it works."""
+        if self.memory_w is None:
+            return self.full_w
+        return max(self.full_w - (self.full_w - self.memory_w) * self.memory_share, self.busy_low_w)
+
+    @property
     def formula(self) -> str:
         """Describe the formula with its figures."""
-        idle = f"{self.idle_low_w:g}" if self.is_idle_known else f"{self.idle_low_w:g} to {self.idle_high_w:g}"
-        reached = ", at least the share of its peaks that its operators reach (docs/energy.md),"
+        low, high = f"{self.idle_low_w:.3g}", f"{self.idle_high_w:.3g}"
+        idle = low if low == high else f"{low} to {high}"
+        reached = ", at least the share of the peak that its products reach (docs/energy.md),"
         activity = f"{self.least_activity:.2g} to 1 while it works{reached if self.least_activity >= _SHOWN else ''}"
-        return f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, activity {activity} and 0 else"
+        typical = ""
+        if self.memory_w is not None and self.memory_share >= _SHOWN:
+            typical = f"; for {self.memory_share:.0%} of its work, which memory limits, at most {self.memory_w:g} W"
+        return f"{FORMULA}, with full = {self.full_w:g} W, idle = {idle} W, activity {activity} and 0 else{typical}"
 
     def joules(self, busy_ns: float, idle_ns: float) -> tuple[float, float]:
         """Least and most joules of so much busy and idle time."""
         least = self.busy_low_w * busy_ns + self.idle_low_w * idle_ns
-        most = self.full_w * busy_ns + self.idle_high_w * idle_ns
+        most = self.busy_high_w * busy_ns + self.idle_high_w * idle_ns
         return least * J_PER_NJ, most * J_PER_NJ
 
 
@@ -75,12 +83,17 @@ class EnergyEstimate:
     source: str  # sources of the figures
 
 
+CONTEXT_W: Final = 66.0
+"""The most that a program which only holds an NVIDIA device adds to its power (arXiv:2605.23918: 26 to 66 W)."""
+
+
 def power_range(
     peaks: DevicePeaks | None,
     *,
     device_watts: float | None = None,
     idle_watts: float | None = None,
     least_activity: float = 0.0,
+    memory_share: float = 0.0,
 ) -> PowerRange | None:
     """Bounds on a device's power; None where neither the table nor the user gives its power limit.
 
@@ -88,24 +101,56 @@ def power_range(
         peaks: the device's row in the table.
         device_watts, idle_watts: the user's figures, in place of the table's.
         least_activity: known lower bound on its activity while it works, 0 to 1.
+        memory_share: as in `PowerRange`.
 
     Raises:
         UsageError: its idle power is above its power limit.
     """
-    table = (None, None) if peaks is None else (peaks.power_w, peaks.idle_power_w)
-    full, idle = (own if user is None else user for user, own in zip((device_watts, idle_watts), table, strict=True))
+    table = None if peaks is None else peaks.power_w
+    full = table if device_watts is None else device_watts
     if full is None:
         return None
-    if idle is not None and idle > full:
-        raise UsageError(f"a device cannot draw more power idle ({idle:g} W) than at work ({full:g} W)")
+    if idle_watts is not None and idle_watts > full:
+        raise UsageError(f"a device cannot draw more power idle ({idle_watts:g} W) than at work ({full:g} W)")
     source = f"full from {'the device table' if device_watts is None else 'the user'}"
-    if idle is None:
-        source += "; its idle power is unknown and may be anything up to the limit"
-    else:
-        source += f", idle from {'the device table' if idle_watts is None else 'the user'}"
-    low, high = (0.0, float(full)) if idle is None else (float(idle), float(idle))
+    low, high, what = _idle(peaks, idle_watts, float(full))
+    memory_w = peaks.memory_power_w if peaks is not None and device_watts is None else None
+    if memory_w is not None and memory_share >= _SHOWN:
+        what += ", work that memory limits as measured elsewhere"
     name = "the device" if peaks is None else peaks.name
-    return PowerRange(name, float(full), low, high, min(max(least_activity, 0.0), 1.0), source)
+    least, share = (min(max(each, 0.0), 1.0) for each in (least_activity, memory_share))
+    return PowerRange(name, float(full), low, high, least, source + what, share, memory_w)
+
+
+def _idle(peaks: DevicePeaks | None, given: float | None, full: float) -> tuple[float, float, str]:
+    """Least and most power without work, and where it is from."""
+    if given is not None:
+        return float(given), float(given), ", idle from the user"
+    if peaks is None:
+        return 0.0, full, "; its idle power is unknown and may be anything up to the limit"
+    known, least, most = _idle_of(peaks)
+    typical = _typical_idle()
+    if not known:
+        what = f", idle typical of devices in the table: {typical[0]:.0%} to {typical[1]:.0%} of the limit"
+        return typical[0] * full, typical[1] * full, what
+    least = least or min(typical[0] * full, most)
+    return min(least, full), min(most, full), ", idle from the device table"
+
+
+def _idle_of(row: DevicePeaks) -> tuple[bool, float, float]:
+    """Whether a device's idle power was measured; the least and the most of it, with a program that holds it."""
+    least, most = row.idle_power_w, row.idle_high_power_w
+    if most is None:
+        most = (least or 0.0) + (CONTEXT_W if is_nvidia(row) else 0.0)
+    return least is not None or row.idle_high_power_w is not None, least or 0.0, most
+
+
+def _typical_idle() -> tuple[float, float]:
+    """Least and most idle power of the table's devices, as a share of their limit."""
+    rows = [(row.power_w, *_idle_of(row)) for row in device_table() if row.power_w]
+    low = [least / full for full, known, least, _ in rows if known and least]
+    high = [most / full for full, known, _, most in rows if known]
+    return min(low, default=0.0), min(max(high, default=1.0), 1.0)
 
 
 def step_energy(
