@@ -178,7 +178,7 @@ def _narrow_ns(operations: Operations, kernels: npt.NDArray[np.int64], device: D
         return ns
     clocks_ns = device.clock_mhz / 1e3
     number = by_type(operations.number_type, BYTES, 4.0)
-    is_flat = np.isin(operations.kind, ("elementwise", "copy")) & (operations.rows > 1)
+    is_flat = np.isin(operations.kind, ("elementwise", "copy")) & (operations.rows > 1) & (operations.columns == 1)
     is_row = (number < 4) & ((kernels == 1) | (kernels == 2) & (operations.columns % (16 / number) != 0))
     numbers = operations.rows * operations.columns
     one_by_one = numbers / (ONE_AT_A_TIME * device.multiprocessors * clocks_ns)

@@ -119,7 +119,7 @@ def _product_times(operations: Operations, device: DevicePeaks) -> OperationTime
 
 def _short_ns(operations: Operations, product: Numbers, padded: Numbers, device: DevicePeaks) -> Numbers:
     """Convolutions in 16 bits or fewer: the product, and the layouts that it needs unless it is a plain one."""
-    has_few = (padded > FEW_CHANNELS * operations.flops) & (operations.inner > FEW_INNER)
+    has_few = (padded > FEW_CHANNELS * operations.flops) & (operations.inner > FEW_INNER) & is_nvidia(device)
     numbers = operations.bytes / by_type(operations.number_type, BYTES, 2.0)
     weights = operations.inner * operations.columns
     with np.errstate(divide="ignore", invalid="ignore"):
