@@ -4,6 +4,7 @@ Variables: TOKEN, PULL_REQUEST (its number), REPORT (a file), NAME (of the comme
 GITHUB_REPOSITORY. Needs only the standard library. A token that may not write is told in one line, and is no error.
 """
 
+import http.client
 import json
 import os
 import re
@@ -47,7 +48,8 @@ def earlier(comments: str, marker: str) -> int | None:
     for page in range(1, MOST_PAGES + 1):
         found = ask("GET", f"{comments}?per_page=100&page={page}")
         for comment in found:
-            if comment["user"]["login"] == own and comment["body"].startswith(marker):
+            author, body = comment["user"] or {}, comment["body"] or ""  # null where an account is gone
+            if author.get("login") == own and body.startswith(marker):
                 return int(comment["id"])
         if len(found) < 100:
             break
@@ -73,7 +75,7 @@ def main() -> None:
             ask("POST", comments, content)
         else:
             ask("PATCH", f"{repository}/issues/comments/{known}", content)
-    except urllib.error.URLError as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # also an answer that breaks off
         print(f"::notice title=stepscope::No comment was written ({error}): the report is in the job's summary.")
 
 

@@ -180,19 +180,20 @@ def test_no_script_contains_an_expression() -> None:
 
 def test_a_regression_fails_and_there_is_one_comment(api: Api, tmp_path: Path) -> None:
     alien = {"id": 1, "user": {"login": "someone"}, "body": "<!-- stepscope: step time -->"}
-    api.comments.append(dict(alien))
+    gone = {"id": 0, "user": None, "body": None}
+    api.comments += [dict(alien), dict(gone)]
     traces = {"traces": str(PER_TOKEN), "baseline": str(BATCHED)}
     slower = used(api, tmp_path / "slower", tmp_path, **traces, fail_if_slower="5%", token="secret")
     assert (slower.code, slower.outputs["report"]["failed"]) == (1, "true"), slower.said
     assert "Slower" in slower.summary
     assert str(PER_TOKEN.parent) not in slower.summary
     assert api.comments[0] == alien
-    assert api.bodies[1:] == [f"<!-- stepscope: step time -->\n{slower.summary}"]
+    assert api.bodies[2:] == [f"<!-- stepscope: step time -->\n{slower.summary}"]
 
     good = used(api, tmp_path / "good", tmp_path, traces=str(BATCHED), fail_on="99%", token="secret")
     assert (good.code, good.outputs["report"]["failed"]) == (0, "false"), good.said
     assert api.comments[0] == alien
-    assert api.bodies[1:] == [f"<!-- stepscope: step time -->\n{good.summary}"]
+    assert api.bodies[2:] == [f"<!-- stepscope: step time -->\n{good.summary}"]
 
 
 def test_a_comment_that_is_refused_fails_nothing(api: Api, tmp_path: Path) -> None:
@@ -226,6 +227,9 @@ def test_a_mistake_is_no_regression(api: Api, tmp_path: Path) -> None:
     hostile = f"$(touch {tmp_path}/hostile)`touch {tmp_path}/hostile`; touch {tmp_path}/hostile"
     wrong = used(api, tmp_path / "run", tmp_path, traces=hostile, token="secret")
     assert wrong.code == 2
+    rounds = used(api, tmp_path / "rounds", tmp_path, command="train.py", rounds=f"a[$(touch {tmp_path}/hostile)]")
+    open_quote = used(api, tmp_path / "quote", tmp_path, command="train.py --name it's")
+    assert (rounds.code, open_quote.code > 0) == (2, True)
     assert (api.comments, (tmp_path / "hostile").exists()) == ([], False)
 
 
@@ -250,6 +254,7 @@ def test_a_command_is_recorded_in_turn_at_the_base_and_here(api: Api, tmp_path: 
         subprocess.run([*git, *words], check=True)
     base = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
     part.write_text("SIDE = 'the head'\n")
+    (project / base).mkdir()  # with which a head could stand for its own base
     recorder = tmp_path / "recorder.py"
     recorder.write_text(RECORDER)
 

@@ -30,10 +30,9 @@ Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
 
 _MODULE: Final = b'export const render = () => location.replace(new URL("page.html", document.baseURI));\n'
 """What TensorBoard imports in the plugin's frame; its base is the plugin's routes."""
-_KINETO: Final = re.compile(r".*?(\d+)\.pt\.trace\.json(?:\.gz)?", re.ASCII | re.DOTALL)
-_KINETO_ENDINGS: Final = (".pt.trace.json", ".pt.trace.json.gz")
+_KINETO: Final = re.compile(r"(?:.*?(\d*)\.pt\.trace|trace-(\d+))\.json(?:\.gz)?", re.ASCII | re.DOTALL)
+"""Names by torch's handler, with a time, and by `stepscope.profile` of a folder, with a number."""
 _XPLANE: Final = ".xplane.pb"
-_ENDINGS: Final = (*_KINETO_ENDINGS, _XPLANE)
 _RANK: Final = re.compile(
     rb'"distributedInfo":\s*\{.{0,300}?"rank":\s*(\d{1,9}),\s*"world_size":\s*(\d{1,9})\b', re.DOTALL
 )
@@ -147,7 +146,7 @@ class LogFolder:
                 continue
             folders.sort()
             yield from self._run(folder, [folder / name for name in sorted(names) if name.endswith(_XPLANE)])
-            yield from self._written_by_kineto(folder, [name for name in names if name.endswith(_KINETO_ENDINGS)])
+            yield from self._written_by_kineto(folder, [name for name in names if _KINETO.fullmatch(name)])
 
     def _run(self, path: Path, files: Iterable[Path]) -> Iterator[LoggedRun]:
         inside = [file for file in files if os.path.isfile(file) and self._holds(file)]
@@ -199,7 +198,11 @@ def _jobs_of(ranks: Mapping[Path, tuple[int, int] | None]) -> Iterator[list[Path
 
 def _order(name: str) -> tuple[int, str]:
     told = _KINETO.fullmatch(name)
-    return int(told[1]) if told else 0, name
+    return int(told[1] or told[2] or 0) if told else 0, name
+
+
+def _is_trace(name: str) -> bool:
+    return name.endswith(_XPLANE) or _KINETO.fullmatch(name) is not None
 
 
 def _read_with(files: Iterable[Path]) -> Iterator[Path]:
@@ -208,7 +211,7 @@ def _read_with(files: Iterable[Path]) -> Iterator[Path]:
 
     yield from files
     for folder in {file.parent for file in files}:
-        yield from (each for each in folder.glob("*") if not os.path.isdir(each) and not each.name.endswith(_ENDINGS))
+        yield from (each for each in folder.glob("*") if not os.path.isdir(each) and not _is_trace(each.name))
         yield from folder.glob("telemetry/*")
         if is_run_folder(folder.parent):
             yield folder.parent / MANIFEST

@@ -194,6 +194,7 @@ def plot_lines(plot: doc.Plot, width: int) -> Iterator[str]:
 
 
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]#|~!$])")
+_MENTION: Final = re.compile(r"@(?=\w)|#(?=\d)")
 _LONGEST_CELL: Final = 100
 """An empty line to be kept, such as one in code."""
 
@@ -208,7 +209,8 @@ def markdown_of(document: doc.Document, *, top: int = 0) -> str:
 def escape(text: str) -> str:
     """Escape everything that Markdown, HTML or a mention would interpret."""
     text = _SPECIAL.sub(r"\\\1", printable(text))
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("@", "&#64;")
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = _MENTION.sub(r"\g<0>&#8203;", text)  # GitHub finds mentions after it has resolved escapes
     return text.replace("://", "&#58;//")
 
 

@@ -54,16 +54,21 @@ def test_what_each_profiler_leaves(tmp_path: Path) -> None:
     folder = made_run("mine", command="python train.py", root=tmp_path / "runs")
     folder.new_trace_path(0).write_bytes(b"{}")
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "own").mkdir()
+    for number in (9, 10):
+        (tmp_path / "own" / f"trace-{number}.json.gz").write_bytes(b"{}")
 
     assert found(tmp_path) == {
         ".": ["host_1.5.pt.trace.json.gz"],
         "jax/plugins/profile/2026_11_28_10_00_00": [
             f"jax/plugins/profile/2026_11_28_10_00_00/{host}.xplane.pb" for host in ("a", "b")
         ],
+        "own": ["own/trace-10.json.gz"],
+        "own/trace-9.json.gz": ["own/trace-9.json.gz"],
         "runs/mine": ["runs/mine/rank0/trace-1.json.gz"],
     }
     rows = {row["name"]: row for row in LogFolder(str(tmp_path)).table()}
-    assert [rows[name]["state"] for name in sorted(rows)] == ["PyTorch", "XLA", "stepscope"]
+    assert [rows[name]["state"] for name in sorted(rows)] == ["PyTorch", "XLA", "PyTorch", "PyTorch", "stepscope"]
     assert rows["runs/mine"]["command"] == "python train.py"
 
 

@@ -47,7 +47,8 @@ def test_several_ranks_begin_with_a_table() -> None:
         ("<script>&", "&lt;script&gt;&amp;"),
         ("a|b\nc", "a\\|b\\\\nc"),
         ("[x](http://y)", "\\[x\\](http&#58;//y)"),
-        ("@everyone", "&#64;everyone"),
+        ("@everyone", "@&#8203;everyone"),
+        ("a#5", "a\\#&#8203;5"),
     ],
 )
 def test_escape(name: str, escaped: str) -> None:
