@@ -150,8 +150,9 @@ def unseen_steps(folder: Path) -> dict[str, Steps]:
             low, high = guessed_band(times.ns, times.low_ns, times.high_ns, device)
             times = replace(times, low_ns=low, high_ns=high, basis=np.full(len(low), "roofline"))
         of_gpu = found.setdefault(gpu, Steps([], [], []))
-        for values, value in ((of_gpu.measured_ns, ms * 1e6), (of_gpu.graphs, graph), (of_gpu.times, times)):
-            values.append(value)
+        of_gpu.measured_ns.append(ms * 1e6)
+        of_gpu.graphs.append(graph)
+        of_gpu.times.append(times)
     return found
 
 
@@ -192,13 +193,10 @@ def width_of(scores: Mapping[str, Numbers]) -> float:
     return float(values[order][min(int(np.searchsorted(reached, HELD - 1e-9)), len(order) - 1)])
 
 
-def held(scores: Mapping[str, Numbers], width: Callable[[str], float]) -> dict[str, float]:
-    """Share of each group's cases in the range of the width that others chose."""
-    return {group: float((mine <= width(group)).mean()) for group, mine in scores.items()}
-
-
 def left_out_in_turn(scores: Mapping[str, Numbers]) -> dict[str, float]:
-    return held(scores, lambda group: width_of({name: mine for name, mine in scores.items() if name != group}))
+    """Share of each group's cases in the range of the width that others chose."""
+    others = {group: {name: mine for name, mine in scores.items() if name != group} for group in scores}
+    return {group: float((mine <= width_of(others[group])).mean()) for group, mine in scores.items()}
 
 
 Sets = Mapping[frozenset[str], Mapping[str, tuple[Mapping[str, Numbers], Steps]]]
@@ -233,7 +231,7 @@ def _nested(sets: Sets) -> Iterator[tuple[str, dict[str, float]]]:
     widths = {gpu: calibrated(sets, gpu) for gpu in GPUS}
     own = {gpu: sets[frozenset({gpu})][gpu] for gpu in GPUS}
     for kind in own[GPUS[0]][0]:
-        yield kind, held({gpu: own[gpu][0][kind] for gpu in GPUS}, lambda gpu, kind=kind: widths[gpu][kind])
+        yield kind, {gpu: float((own[gpu][0][kind] <= widths[gpu][kind]).mean()) for gpu in GPUS}
     yield STEP, {gpu: float((own[gpu][1].scores(widths[gpu]) <= widths[gpu][STEP]).mean()) for gpu in GPUS}
 
 

@@ -41,7 +41,7 @@ def widths() -> Mapping[str, float]:
 
     HOST's is the logarithm of a factor.
     """
-    text = files("stepscope").joinpath("data", "ranges.csv").read_text(encoding="utf-8")
+    text = (files("stepscope") / "data" / "ranges.csv").read_text(encoding="utf-8")
     return {row["of"]: float(row["width"]) for row in csv.DictReader(text.splitlines())}
 
 
@@ -63,11 +63,9 @@ def step_band(
     power = np.array([known.get(kind, np.nan) * (1.0 if kind == GUESSED else known[STEP]) for kind in kinds.tolist()])
     with np.errstate(divide="ignore", invalid="ignore"):
         below, above = half_widths(expected, low, high, kinds == GUESSED)
-        ends = expected * np.exp(-below * power), expected * np.exp(above * power)
-    chosen = np.isfinite(power) & (expected > 0) & np.isfinite(ends[1])
-    return joint_band(
-        expected, *(np.where(chosen, *pair) for pair in zip(ends, (low, high), strict=True)), kinds, calls, rows
-    )
+        least, most = expected * np.exp(-below * power), expected * np.exp(above * power)
+    chosen = np.isfinite(most) & (expected > 0)
+    return joint_band(expected, np.where(chosen, least, low), np.where(chosen, most, high), kinds, calls, rows)
 
 
 def half_widths(
