@@ -16,7 +16,8 @@ FP32 products, element-wise and row-wise operators hold the host's part; learned
   ratio of ...           another GPU's timing times the ratio of the makers' figures
   roofline               the longer of arithmetic at the peak and traffic at the bandwidth
 
-The part `unseen` is a test instead: the shipped model predicts 85 iterations of six GPUs that are in no timings.
+The part `nested` also holds out each of the others, to choose constants without the GPU that judges them. The part
+`unseen` is a test instead: the shipped model predicts 85 iterations of six GPUs that are in no timings.
 
 With --quick a part of the timings counts, and generations are left out for iterations. Needs the extra `predictor`.
 """
@@ -33,7 +34,7 @@ from typing import Final
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "src")]
 
-from scripts.predictor import convolution, iterations, matrix, memory, unseen  # noqa: E402
+from scripts.predictor import convolution, iterations, matrix, memory, nested, unseen  # noqa: E402
 from scripts.predictor.accuracy import Accuracy  # noqa: E402
 
 PARTS: Final[dict[str, Callable[..., list[Accuracy]]]] = {
@@ -41,6 +42,7 @@ PARTS: Final[dict[str, Callable[..., list[Accuracy]]]] = {
     "matrix": matrix.validate,
     "convolution": convolution.validate,
     "iterations": iterations.validate,
+    "nested": nested.validate,
 }
 FILES: Final = tuple(
     f"{name}.parquet"

@@ -36,6 +36,8 @@ from stepscope.readers import open_trace  # noqa: E402
 from stepscope.whatif.experiment import Experiment  # noqa: E402
 
 ENDS: Final = (0.05, 0.95)
+SHORT_NS: Final = 20_000.0
+FEWEST: Final = 5
 PAIRS: Final = (
     ("kineto/h100_qwen_chat.json.gz", "second/mi300x_qwen_chat.json.gz"),
     ("second/h100_timesformer.json.gz", "second/mi300x_timesformer.json.gz"),
@@ -62,6 +64,7 @@ class Left:
     low: Numbers
     high: Numbers
     off: Numbers
+    products: Numbers  # measured over predicted of each matrix product that is no short one
 
     @property
     def together(self) -> float:
@@ -109,7 +112,9 @@ def _left(path: Path, folder: Path) -> Left | None:
         off = np.abs(predicted[mine] - measured[mine])
         columns = (measured[mine], predicted[mine], times.low_ns[mine], times.high_ns[mine], off)
         sums[:, place] = [float(column.sum()) for column in columns]
-    return Left(str(path.relative_to(folder)), device, kinds, *sums) if kinds else None
+    long = known & (calls.operations.kind == "matrix") & (predicted > SHORT_NS)
+    products = measured[long] / predicted[long]
+    return Left(str(path.relative_to(folder)), device, kinds, *sums, products) if kinds else None
 
 
 def _print_kinds(traces: list[Left]) -> None:
@@ -152,6 +157,8 @@ def main() -> None:
         held += low <= each.together <= high
         inside = "yes" if low <= each.together <= high else "no"
         print(f"{each.name} | {each.device.name} | {each.together:.2f} | {low:.2f} to {high:.2f} | {inside}")
+    medians = [float(np.median(each.products)) for each in traces if len(each.products) >= FEWEST]
+    print(f"products: {np.median(medians):.2f} times the prediction, the median of {len(medians)} traces' medians")
     print(f"{held} of {len(traces)} held\n\nfrom | to | device ms measured | predicted | low | high")
     for pair in PAIRS:
         for source, target in (pair, pair[::-1]):

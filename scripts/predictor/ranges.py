@@ -32,7 +32,7 @@ from scripts.predictor.unseen import CASES, NAMES
 from stepscope.errors import StepscopeError
 from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device
 from stepscope.predict import matrix_times, memory_times
-from stepscope.predict.operation_times import guessed_band, operation_times
+from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
 from stepscope.predict.operations import UNMEASURED, Operations, OperationTimes
 from stepscope.predict.ranges import GUESSED, HELD, HOST, STEP, half_widths, joint_band, step_band
 from stepscope.predict.trace_operations import different_calls
@@ -127,7 +127,7 @@ def _range(graph: Iteration, found: OperationTimes, widths: Mapping[str, float])
         else joint_band(ns, low, high, kinds, calls, rows)
     )
     low, high = together
-    return float(low.sum()), float(ns.sum()), float(high.sum())
+    return sustained_ns(float(low.sum())), sustained_ns(float(ns.sum())), sustained_ns(float(high.sum()))
 
 
 def steps_of(folder: Path, gpu: str, predict: Predict) -> Steps:

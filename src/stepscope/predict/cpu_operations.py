@@ -20,7 +20,7 @@ from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.limits import ON_HOST, Limit
-from stepscope.predict.operation_times import guessed_band, operation_times
+from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
 from stepscope.predict.operations import (
     NO_TF32,
     Cast,
@@ -310,7 +310,7 @@ class StepFromShapes:
         guessed = (table["basis"] != "learned").to_numpy()
         kinds = np.where(guessed, "datasheet", operations.kind)
         low, high = step_band(expected, low, high, kinds, different_calls(operations), np.arange(len(expected)))
-        device = [float(each.sum()) / experiment.step_count for each in (low, expected, high)]
+        device = [sustained_ns(float(each.sum()) / experiment.step_count) for each in (low, expected, high)]
         measured, by_tensor = table["host_ns"].to_numpy(), _by_tensor(table)
         host = self._host_ns(table)
         note = "predicted from shapes alone: the range reaches from host and device in parallel to one after the other"

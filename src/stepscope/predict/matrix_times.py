@@ -20,10 +20,13 @@ import numpy.typing as npt
 
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
-from stepscope.predict.operations import BYTES, Numbers, Operations, OperationTimes, roofline_times
+from stepscope.predict.operations import BYTES, WIDEST, Numbers, Operations, OperationTimes, roofline_times
 
-BEST_SHARE: Final = {"vector": 0.8, "tensor": 0.92}
+BEST_SHARE: Final = {"vector": 0.85, "tensor": 0.92}
 """Share of the peak that large products reach on devices with enough power, by unit."""
+AMD_SHARE: Final = {"vector": 0.77, "tensor": 0.63}
+"""Share of AMD's peaks that large products sustain where nobody measured them: the mean of what the device table and
+its sources have, FP32 of the MI210 and MI325X, bf16 of the MI250X to MI355X."""
 WARM_S: Final = {"vector": 1.5e-3, "tensor": 0.5e-3}
 """Time until half of the power-limited loss from the peak rate has set in, seconds."""
 FLOPS_PER_JOULE: Final = ((8.0, 53e9), (8.5, 132e9), (8.8, 88e9), (100.0, 189e9))
@@ -33,6 +36,15 @@ to their makers.
 """
 CACHE_BYTES_PER_CLOCK: Final = 8.0
 """Last-level cache bandwidth per multiprocessor, where that exceeds the memory's: on the L40S."""
+AMD_SLOWER: Final = 1.12
+"""Factor on the law of tiles: the median of four public MI300X traces, whose products are not square as those of the
+published rates are (`benchmarks/unmeasured_makers.py` prints what is left of it).
+"""
+ISSUE_SHARE: Final = 0.9
+"""Share of the FP32 peak that products can reach at most where a multiprocessor has 128 lanes (from 8.6 on): each
+scheduler issues one instruction a cycle, and a tenth of a product's are loads and additions to pointers.
+"""
+_LANES_128: Final = 8.6
 USUAL_BANDWIDTH_SHARE: Final = 0.85  # sustained share of the peak bandwidth where it was not measured
 _TENSOR_TYPES: Final = ("tf32", "fp16", "bf16", "fp8", "int8")
 
@@ -93,6 +105,8 @@ def rates_of(device: DevicePeaks, kind: str) -> Rates:
     assert unit is not None
     peak = device.flops_s[kind]
     sustained = _sustained(device, kind, unit)
+    if kind == "fp32" and (capability_of(device) or 0.0) >= _LANES_128:
+        peak = min(peak, max(peak * ISSUE_SHARE, (sustained or 0.0) / BEST_SHARE[unit]))
     if sustained:
         carried = sustained / peak / BEST_SHARE[unit]
     else:
@@ -224,7 +238,8 @@ CHOSEN: Final = ((128, 128), (128, 64), (64, 128), (64, 64), (32, 128), (128, 32
 _SHAPES: Final = ((128, 128), (128, 64), (64, 64), (128, 32), (64, 32), (32, 32))
 _SPLITS: Final = (1, 2, 3, 4, 6, 8, 10)  # split-K factors: parts of a single product's inner dimension
 _SECTOR: Final = 8  # FP32 numbers per memory sector: rows of whole sectors are read without waste
-CONSTANTS: Final = 2 * len(_SHAPES) + 9
+_START: Final = 2 * len(_SHAPES)  # place of the logarithm of a kernel's start in microseconds
+CONSTANTS: Final = _START + 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +300,7 @@ def tile_seconds(
     kind = _SHAPES.index((max(tile), min(tile)))
     efficiency = 1 / (1 + np.exp(-constants[kind]))
     fewest = np.exp(constants[len(_SHAPES) + kind])
-    start, ragged, edge, sharp, again_single, again_batch, power, joint, even = constants[2 * len(_SHAPES) :].tolist()
+    start, ragged, edge, sharp, again_single, again_batch, power, joint, even = constants[_START:].tolist()
 
     single = operations.batch == 1
     tiles = operations.batch * np.ceil(operations.columns / tile[0]) * np.ceil(operations.rows / tile[1]) * splits
@@ -403,11 +418,36 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
     """
     times = roofline_times(operations, device)
     model = model or shipped_model()
+    if device.vendor == "AMD" and device.multiprocessors and model.tiles:
+        chosen = np.isfinite(times.ns) & _has_dimensions(operations)
+        if chosen.any():
+            times = times.replaced(chosen, _amd_times(operations.select(chosen), device, model.tiles))
     for unit, kind in _units(operations, device):
         chosen = (operations.number_type == kind) & np.isfinite(times.ns) & _has_dimensions(operations)
         if chosen.any():
             times = times.replaced(chosen, _learned_times(operations.select(chosen), device, kind, unit, model))
     return times
+
+
+def _amd_times(operations: Operations, device: DevicePeaks, law: TileLaw) -> OperationTimes:
+    """Times by the tile law of NVIDIA's devices, at the rate that AMD's sustain, with the best tile."""
+    ns = np.empty(len(operations))
+    constants = law.constants.copy()
+    constants[_START] = np.log(START_NS / 1e3)  # the timings' start has part of their host
+    for kind in np.unique(operations.number_type).tolist():
+        chosen = operations.number_type == kind
+        of_kind, rates = operations.select(chosen), _amd_rates(device, kind)
+        seconds = [best_seconds(constants, of_kind, device, rates, tile) for tile in CHOSEN]
+        ns[chosen] = START_NS + (np.min(seconds, axis=0) * 1e9 - START_NS) * AMD_SLOWER
+    return OperationTimes(ns, ns / WIDEST, ns * WIDEST, np.full(len(ns), "roofline"))
+
+
+def _amd_rates(device: DevicePeaks, kind: str) -> Rates:
+    unit = "tensor" if kind in _TENSOR_TYPES else "vector"
+    sustained = _sustained(device, kind, unit) or device.flops_s[kind] * AMD_SHARE[unit]
+    bandwidth = device.sustained_bandwidth_bytes_s or device.bandwidth_bytes_s * USUAL_BANDWIDTH_SHARE
+    cache = float(device.cache_bytes or 0)
+    return Rates(sustained / BEST_SHARE[unit], 1.0, WARM_S[unit], bandwidth, bandwidth, cache, is_sustained=True)
 
 
 def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:

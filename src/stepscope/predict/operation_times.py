@@ -254,6 +254,18 @@ def operation_times(operations: Operations, device: DevicePeaks) -> OperationTim
     return times
 
 
+LONG_LOSS: Final = 0.08
+LONG_NS: Final = 8e9
+"""How much longer steps take than their operations one by one: a share that half of is reached at this length. Clocks
+fall as a device warms; learned from iterations of five GPUs and their operators (scripts/predictor/nested.py).
+"""
+
+
+def sustained_ns(step_ns: float, loss: float = LONG_LOSS) -> float:
+    """Nanoseconds of a step that is repeated and keeps the device busy, from the sum of its operations' times."""
+    return step_ns * (1 + loss * step_ns / (step_ns + LONG_NS))
+
+
 def guessed_band(ns: Numbers, low: Numbers, high: Numbers, device: DevicePeaks) -> tuple[Numbers, Numbers]:
     """The band of times from the datasheet alone: as wide as such guesses were off where public traces tell it."""
     if is_nvidia(device):

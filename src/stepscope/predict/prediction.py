@@ -73,7 +73,7 @@ class StepPrediction:
     fits: bool | None = None  # whether the device has enough memory
     samples_per_s: float | None = None  # batch over step time
     notes: tuple[str, ...] = ()  # what was refused, widened or assumed, in sentences
-    measured_ns: float | None = None  # mean step as recorded; None if the recording ran on another device
+    measured_ns: float | None = None  # mean recorded step without waits for a processor; None if it ran elsewhere
     limit_share: float | None = None  # the limit's share of the critical path, 0 to 1
     limit_cause: str | None = None  # for a host limit, the cause of most of its time
     batch_factor: float = 1.0  # samples per step over those of the recorded step
@@ -198,8 +198,10 @@ class StepPredictor:
         found = self._from_shapes(target) if self.experiment.device is None else self._of_works(target)
         if contention is None:
             return found
-        note = _disturbed(contention, is_left_out=found.step_ns is not None and self.replays.why_not is None)
-        return replace(found, notes=(note, *found.notes))
+        is_left_out = found.step_ns is not None and self.replays.why_not is None
+        if is_left_out:
+            found = replace(found, measured_ns=self.measured_ns - contention.ns_per_step)
+        return replace(found, notes=(_disturbed(contention, is_left_out=is_left_out), *found.notes))
 
     def _of_works(self, target: DevicePeaks) -> StepPrediction:
         times, grown = self.times_on(target)
@@ -349,7 +351,10 @@ def _disturbed(contention: Contention, *, is_left_out: bool) -> str:
     if contention.is_too_much:
         return f"{text}, more than {MOST_CONTENDED:.0%}, so no step time is given: record while the machine is quiet"
     if is_left_out:
-        return f"{text}; the prediction leaves that out, as the operating system counted it: it is for a quiet machine"
+        return (
+            f"{text}; prediction and speed-up leave that out, as the operating system counted it: they are for a quiet "
+            "machine"
+        )
     return f"{text}, and the times given here hold it: record while the machine is quiet"
 
 

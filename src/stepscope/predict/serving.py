@@ -34,8 +34,19 @@ _LARGEST_MIB: Final = 4
 _MOST: Final = 10**9
 _ACTIVATIONS: Final = ("hidden_act", "hidden_activation", "activation_function", "activation")
 _GATED: Final = ("silu", "swish", "swiglu")
-"""Activations of feed-forward parts with three matrices; others have two, but in the families below."""
-_GATED_FAMILIES: Final = ("gemma",)
+"""Activations of feed-forward parts with three matrices, in families that are not listed below."""
+_GATED_FAMILIES: Final = (
+    "gemma", "llama", "mistral", "mixtral", "qwen2", "qwen3", "phi3", "internlm", "olmo", "cohere",
+)  # fmt: skip
+"""Beginnings of `model_type` of families with three matrices, whatever their activation."""
+_PLAIN_FAMILIES: Final = (
+    "gpt2", "gpt_neo", "gpt_neox", "gptj", "gpt_bigcode", "opt", "bloom", "falcon", "mpt", "phi", "codegen",
+    "starcoder2",
+)  # fmt: skip
+_UNTIED: Final = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "phi", "internlm", "olmo", "gpt_neox", "gptj", "codegen",
+)  # fmt: skip
+"""Families whose output layer has weights of its own where the configuration says nothing, as in transformers."""
 _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
@@ -49,6 +60,7 @@ _KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "expert_feed_forward": ("moe_intermediate_size",),
     "shared_experts": ("n_shared_experts",),
     "dense_layers": ("first_k_dense_replace",),
+    "longest": ("max_position_embeddings", "n_positions", "max_seq_len"),
 }
 """What a model is made of, and how Hugging Face's configurations call it."""
 _NOT_DESCRIBED: Final[Mapping[str, str]] = {
@@ -72,6 +84,7 @@ class ModelShape:
         weights: number type of the file's weights, one of WEIGHTS.
         experts, experts_per_token: of each layer but the first `dense_layers`; 0 without experts.
         window: tokens to which attention is limited in some layers; None where it is not.
+        longest: tokens of prompt and answer that it was made for; None where unknown.
     """
 
     name: str
@@ -91,6 +104,7 @@ class ModelShape:
     shared_experts: int = 0
     dense_layers: int = 0
     window: int | None = None
+    longest: int | None = None
 
     @property
     def attention_numbers(self) -> int:
@@ -120,6 +134,8 @@ def read_model(path: Path) -> ModelShape:
         UsageError: the file cannot be read, or describes no transformer that this module knows.
     """
     file = path / "config.json" if path.is_dir() else path
+    if file is not path and not file.exists():
+        raise UsageError(f"{path} has no config.json: name the model's configuration, or the folder that holds it")
     try:
         content = msgspec.json.decode(read_small(file, _LARGEST_MIB, ", too large for a model's config.json"))
     except msgspec.DecodeError as error:
@@ -147,7 +163,6 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelShape:
     hidden, heads = sizes["hidden"] or 1, sizes["heads"] or 1
     kv_heads = 1 if found.get("multi_query") and not found.get("new_decoder_architecture") else sizes["kv_heads"]
     family = str(found.get("model_type", ""))
-    activation = next((str(found[key]) for key in _ACTIVATIONS if found.get(key)), "")
     feed_forward = sizes["feed_forward"] or 4 * hidden
     window = found.get("sliding_window") if found.get("use_sliding_window", True) else None
     return ModelShape(
@@ -159,8 +174,8 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelShape:
         head_size=sizes["head_size"] or max(hidden // heads, 1),
         feed_forward=feed_forward,
         vocabulary=sizes["vocabulary"] or 1,
-        gated=activation in _GATED or family.startswith(_GATED_FAMILIES),
-        tied=bool(found.get("tie_word_embeddings", True)),
+        gated=_is_gated(found, where),
+        tied=bool(found.get("tie_word_embeddings", not family.startswith(_UNTIED))),
         weights=_weights(found, where),
         experts=sizes["experts"] or 0,
         experts_per_token=min(sizes["experts_per_token"] or 1, sizes["experts"] or 0),
@@ -168,7 +183,21 @@ def model_of(config: Mapping[str, Any], where: str) -> ModelShape:
         shared_experts=sizes["shared_experts"] or 0,
         dense_layers=min(sizes["dense_layers"] or 0, sizes["layers"] or 1),
         window=window if isinstance(window, int) and window > 0 else None,
+        longest=sizes["longest"],
     )
+
+
+def _is_gated(found: Mapping[str, Any], where: str) -> bool:
+    family = str(found.get("model_type", ""))
+    if family.startswith(_GATED_FAMILIES):
+        return True
+    activation = next((str(found[key]) for key in _ACTIVATIONS if found.get(key)), "")
+    if not activation and family not in _PLAIN_FAMILIES:
+        raise UsageError(
+            f"{where}: hidden_act is missing, and model_type is no family that is known: whether the feed-forward part "
+            "has two matrices or three is unknown"
+        )
+    return activation in _GATED and family not in _PLAIN_FAMILIES
 
 
 def _size(found: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int | None:
@@ -177,7 +206,7 @@ def _size(found: Mapping[str, Any], keys: tuple[str, ...], where: str) -> int | 
         return None
     value = found[key]
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
-        raise UsageError(f"{where}: {key!r} should be a whole number, at most {_MOST:,}, not {str(value)[:80]!r}")
+        raise UsageError(f"{where}: {key!r} should be a whole number from 0 to {_MOST:,}, not {str(value)[:80]!r}")
     return value
 
 
@@ -326,6 +355,11 @@ def _notes(model: ModelShape, request: ServingRequest) -> Iterator[str]:
             f"some layers look back at most {model.window:,} tokens: here every layer reads the whole context, so "
             "attention and its cache are too large"
         )
+    if model.longest and request.prompt + request.output > model.longest:
+        yield (
+            f"the model takes {model.longest:,} tokens by its configuration; prompt and answer are "
+            f"{request.prompt + request.output:,}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +417,7 @@ class _Pass:
         bases = np.append(np.where(learned, "shapes", "datasheet"), "link")
         low, high = joint_band(ns, low, high, names, np.arange(len(ns)), np.arange(len(ns)))
         roofs = roofline_ns(described, device) * often
+        low = np.maximum(low, np.append(np.minimum(times.ns * often, _least(described, often, roofs, device)), 0.0))
         return PassTime(
             ns=float(ns.sum()),
             low_ns=float(low.sum()),
@@ -487,6 +522,13 @@ class _Pass:
         moved = batch * ((rows * inner + inner * columns) * BYTES[kind] + outputs)
         flops = 2.0 * batch * rows * columns * inner
         return _Operation(name, "matrix", kind, times, moved, flops, batch, rows, columns, inner)
+
+
+def _least(operations: Operations, often: Any, roofs: Any, device: DevicePeaks) -> Any:
+    """The products' roofline, less the part of the weights that the cache may still hold."""
+    is_product = operations.kind == "matrix"
+    read = float((operations.bytes * often)[is_product].sum())
+    return np.where(is_product, roofs, 0.0) * max(1 - (device.cache_bytes or 0) / read, 0.0)
 
 
 def _sums(names: Any, ns: Any) -> dict[str, float]:

@@ -118,11 +118,13 @@ def _what_helps(prediction: StepPrediction) -> str:
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
-                f"the host limits it{most}, and is no faster there. stepscope diagnose shows why; stepscope whatif "
-                "--graphs, what one launch a step would save"
+                f"the host limits it{most}; it is taken to be as fast there. stepscope diagnose shows why; stepscope "
+                "whatif --graphs, what one launch a step would save"
             )
         case "input":
-            return "loading batches limits it, and is no faster there. stepscope diagnose shows what loads them"
+            return (
+                "loading batches limits it, and is taken to be as fast there. stepscope diagnose says what loads them"
+            )
         case "communication":
             return "communication limits it. stepscope whatif --overlap communication shows what hiding it would save"
         case "compute":

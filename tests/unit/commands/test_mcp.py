@@ -123,6 +123,7 @@ def test_findings_are_small_and_whole() -> None:
         ("record", {"program": "rm -rf /"}, "not allowed; none is"),
         ("bench", {"program": "train.py"}, "not allowed"),
         ("diagnose", {"path": "trace.json"}, "has no argument 'path'; it has trace, tokens"),
+        ("compare", {"before": "trace.json"}, "compare needs after; it takes before, after, tokens"),
         ("record", {"program": "train.py", "name": "../x"}, "name"),
         ("diagnose", {"trace": "trace.json", "tokens": 10}, "tokens"),
         ("query", {"trace": "trace.json", "sql": "select * from read_csv('/etc/passwd')"}, "query"),

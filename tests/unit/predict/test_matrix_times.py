@@ -195,7 +195,24 @@ def test_power_carries_half_of_a_t4s_rate_and_all_of_a_v100s() -> None:
 
     assert rates_of(t4, "fp32").carried == pytest.approx(70 * 53 / 8100)
     assert rates_of(v100, "fp32").carried == 1.0
-    assert rates_of(l4, "fp32").carried == pytest.approx(72 * 189 / 30300)
+    assert rates_of(l4, "fp32").carried == pytest.approx(72 * 189 / (0.9 * 30300))
+
+
+def test_multiprocessors_of_128_lanes_issue_other_instructions_too() -> None:
+    h100 = named_device("H100-SXM")
+    peak = h100.flops_s["fp32"]
+
+    assert rates_of(replace(h100, sustained_flops_s={}), "fp32").peak == pytest.approx(0.9 * peak)
+    assert rates_of(replace(h100, sustained_flops_s={"fp32": 0.85 * peak}), "fp32").peak == pytest.approx(peak)
+    assert rates_of(A100, "fp32").peak == A100.flops_s["fp32"]
+
+
+def test_amds_products_take_the_rate_that_was_measured_there() -> None:
+    mi210 = replace(named_device("MI210"), sustained_flops_s={"fp32": 30e12})
+    times = matrix_times(products("fp32", (1, 8192, 8192, 8192)), mi210)
+
+    assert times.ns[0] == pytest.approx(2 * 8192**3 / 30e3, rel=0.1)
+    assert times.basis.tolist() == ["roofline"]
 
 
 def test_the_rate_of_another_type_on_tensor_cores_tells_its_share() -> None:

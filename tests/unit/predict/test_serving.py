@@ -41,6 +41,7 @@ def test_the_weights_are_those_of_the_model() -> None:
         ({}, "num_hidden_layers, hidden_size, num_attention_heads, vocab_size is missing"),
         (LLAMA | {"hidden_size": "4096"}, "'hidden_size' should be a whole number"),
         (LLAMA | {"hidden_size": -1}, "'hidden_size' should be a whole number"),
+        (LLAMA | {"model_type": "new", "hidden_act": None}, "hidden_act is missing"),
         (LLAMA | {"kv_lora_rank": 512}, "attention with a compressed cache"),
         (LLAMA | {"quantization_config": {"quant_method": "awq"}}, "weights as 'awq' are not predicted"),
     ],
@@ -58,6 +59,26 @@ def test_families_call_the_same_differently() -> None:
     assert found.parameters == pytest.approx(6.05e9, rel=0.01)
     assert model_of({"text_config": LLAMA}, "config.json").layers == 32
     assert model_of(LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "config.json").weights == "fp8"
+
+
+def test_a_known_family_needs_no_word_about_its_matrices() -> None:
+    short = {key: value for key, value in LLAMA.items() if key not in ("hidden_act", "tie_word_embeddings")}
+
+    assert model_of(short, "config.json").parameters == MODEL.parameters
+    gpt2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+    found = model_of(gpt2, "config.json")
+    assert (found.gated, found.tied) == (False, True)
+    assert any(
+        "1,024" in note for note in serving_prediction(found, ServingRequest(prompt=1000, output=25), H100).notes
+    )
+
+
+@pytest.mark.parametrize("device", ["H100-SXM", "MI300X"])
+def test_no_range_begins_before_the_weights_can_be_read(device: str) -> None:
+    found = serving_prediction(MODEL, ServingRequest(), named_device(device))
+
+    assert found.decode is not None
+    assert found.decode.low_ns > 0.9e9 * 2 * 7.5e9 / found.device.bandwidth_bytes_s
 
 
 def test_decoding_reads_the_weights_and_prefill_computes() -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.runs import RunIndex
 from stepscope.record.watch_log import Watched, WatchLog
+from stepscope.trace.metadata import Metadata
 from stepscope.view.documents import NoDocument
 from tests.e2e.conftest import run_here
 from tests.simulator.ranks import write_ranks
@@ -160,6 +162,41 @@ def test_a_page_of_a_run_without_a_trace_shows_runs(run: RunFolder) -> None:
     page.open()
     session = page.document("session", {})
     assert (session["documents"], session["title"]) == (["runs"], "watched")
+
+
+class ListedRuns(Runs):
+    """Runs of two ranks each, of which none is a file."""
+
+    ranks = 2
+
+    def meant(self, name: str) -> Path:
+        return Path(name)
+
+    def traces(self, run: Path) -> list[Path]:
+        return [run / f"rank{rank}" for rank in range(self.ranks)]
+
+
+def test_runs_looked_at_in_turn_are_read_on_until_they_are_too_many() -> None:
+    runs = ListedRuns()
+    page = Page(COMMAND.parsed([]), runs)
+    first, second = page.job({"run": "a"}), page.job({"run": "b"})
+    assert page.job({"run": "a"}) is first
+    assert page.job({"run": "b"}) is second
+    runs.ranks = 3
+    assert page.job({"run": "a"}) is not first
+    assert (first.is_stopped, second.is_stopped) == (True, False)
+    for number in range(8):
+        page.job({"run": str(number)})
+    assert second.is_stopped
+
+
+def test_a_run_that_is_left_has_no_open_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Job, "read", lambda job, file: SimpleNamespace(trace=SimpleNamespace(metadata=Metadata())))
+    page = Page(COMMAND.parsed([]), ListedRuns())
+    opened = page.job({"run": "a"}).opened({})
+    assert page.job({"run": "a"}).opened({}) is opened
+    page.job({"run": "b"})
+    assert page.job({"run": "a"}).opened({}) is not opened
 
 
 def test_a_trace_has_no_runs_where_there_are_none(tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ import "./runs.css";
 
 const NOT_ENDED = "not ended";
 const MOST_SHOWN = 3;
+const HOW_TO_RECORD = location.pathname.includes("/plugin/stepscope/")
+  ? "torch.profiler.tensorboard_trace_handler writes them below the log folder, as does stepscope run --folder LOGS train.py; then reload the page."
+  : "stepscope run train.py records one; it appears here while it runs.";
 const QUIET_S = 3600; // a run that wrote nothing for so long was probably killed
 
 const goesOn = (run: Run) => run.state === NOT_ENDED && (run.quiet_s ?? 0) < QUIET_S;
@@ -44,7 +47,7 @@ export function Runs() {
               <Table name="runs" label="runs" columns={COLUMNS} rows={rows} sort="-started_unix_s" isChosen={(row) => row.name === parameter("run")} onChoose={(run) => (run.traces || run.state === NOT_ENDED) && run.state !== "gone" && open(run)} />
             </>
           ) : (
-            <Empty title="There are no runs yet.">stepscope run train.py records one; it appears here while it runs.</Empty>
+            <Empty title="There are no runs yet.">{HOW_TO_RECORD}</Empty>
           )
         }
       </Shown>

@@ -230,11 +230,7 @@ class Commands:
         if not device:
             return None
         found = await self._server.answers.json(answer.folder, "predict", str(answer.trace), f"--to={device}")
-        said = [
-            f"{each['device']}: {duration(each['step_ns'])} per step "
-            f"({duration(each['low_ns'])} to {duration(each['high_ns'])}), limited by {each['limit']}"
-            for each in found["predictions"]
-        ]
+        said = [predicted_words(each) for each in found["predictions"]]
         if not said:
             raise UsageError(f"no prediction: {found['why_not'] or 'no device of this name'}")
         self._server.say("; ".join(said))
@@ -311,3 +307,16 @@ class Commands:
             await end(process)
             raise UsageError("the page could not be served: stepscope view says why")
         return process, address
+
+
+def predicted_words(found: dict[str, Any]) -> str:
+    """Say what one of the predictions of `stepscope predict --json` says, or why it gives no time."""
+    name = found["device"]
+    if found["fits"] is False:
+        return f"{name}: the step does not fit into its memory"
+    if found["step_ns"] is None:
+        return f"{name}: no step time: {found['notes'][-1] if found['notes'] else 'the trace is no base for one'}"
+    between = f"{duration(found['low_ns'])} to {duration(found['high_ns'])}"
+    return (
+        f"{name}: {duration(found['step_ns'])} per step ({between}), limited by {found['limit'] or 'what is unknown'}"
+    )

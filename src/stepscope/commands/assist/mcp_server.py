@@ -354,13 +354,16 @@ def _digest(finding: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Server(MCPServer):
-    """Refuses arguments that a tool does not have: an answer to another question is worse than none."""
+    """Refuses arguments that a tool does not have, or lacks: an answer to another question is worse than none."""
 
     async def call_tool(self, name: str, arguments: dict[str, Any], *others: Any, **named: Any) -> Any:
-        known = next((tool.input_schema["properties"] for tool in await self.list_tools() if tool.name == name), None)
-        unknown = sorted(set(arguments) - set(known)) if known is not None else []
-        if known is not None and unknown:
-            raise ToolError(f"{name} has no argument {unknown[0][:50]!r}; it has {', '.join(known) or 'none'}")
+        schema = next((tool.input_schema for tool in await self.list_tools() if tool.name == name), None)
+        if schema is not None:
+            known = schema["properties"]
+            if unknown := sorted(set(arguments) - set(known)):
+                raise ToolError(f"{name} has no argument {unknown[0][:50]!r}; it has {', '.join(known) or 'none'}")
+            if missing := [each for each in schema.get("required", ()) if each not in arguments]:
+                raise ToolError(f"{name} needs {' and '.join(missing)}; it takes {', '.join(known)}")
         return await super().call_tool(name, arguments, *others, **named)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _Found = TypeVar("_Found")
 _KEPT: Final = 2
 """Traces that stay open: the one looked at, and the one before it."""
+_KEPT_RUNS: Final = 8
+"""Runs whose ranks go on being read; only the one looked at has open traces."""
 _SCOPE: Final = ("run", "traces", "rank", "other")
 """Options of an address that choose the trace, the same for every document; a run's number of traces grows."""
 _MOST_DIAGNOSED: Final = 64
@@ -67,6 +69,7 @@ class Job:
         self.path, self.others = path, others
         self.files = trace_paths(path) if files is None else list(files)
         self.unreadable: list[str] = []
+        self.is_stopped = False
         self._lock = threading.Lock()
         self._open: dict[Path, OpenTrace] = {}
         self._opening: dict[Path, threading.Lock] = {}
@@ -181,6 +184,13 @@ class Job:
         part = whole if is_all else self._middle(whole, file)
         [told] = with_evidence([part], self._side_files, several=len(self.files) > 1)
         return OpenTrace(self.arguments, told, None if part is whole else whole)
+
+    def rest(self) -> None:
+        """Keep no trace open until one is asked for again."""
+        with self._lock:
+            self._open.clear()
+        for other in list(self._others.values()):
+            other.rest()
 
     def add_unreadable(self, sentence: str) -> None:
         if sentence not in self.unreadable:
@@ -361,6 +371,8 @@ class Ranks:
     def _diagnose(self) -> None:
         """Diagnose every rank, and promise what the job saves."""
         found = [report for _, report in of_ranks(self._job, list(self._known), Job.report, _report_in_process)]
+        if self._job.is_stopped:
+            return
         reports = sorted((report for report in found if not isinstance(report, str)), key=lambda each: each.order)
         if len(reports) == len(found):
             reports = once_each(reports, [])
@@ -387,10 +399,14 @@ def of_ranks(
 ) -> Iterator[tuple[Path, _Found | str]]:
     """What is found of each rank, or why its trace cannot be read, in any order; of many ranks, in processes."""
     if len(files) <= FEW:
-        yield from ((file, here(job, file)) for file in files)
+        for file in files:
+            if not job.is_stopped:
+                yield file, here(job, file)
         return
     given = argparse.Namespace(**{**vars(job.arguments), "quiet": True}), job.path, job.files
     for file, found in in_processes(in_process, files, begin=_prepare, given=given, spared=1):
+        if job.is_stopped:
+            return
         yield file, found or f"{file} cannot be read: the process that read it ended, perhaps for lack of memory"
 
 
@@ -431,7 +447,7 @@ class Page:
         paths: list[str] = arguments.paths
         self._path, self._others = (paths[0] if paths else None), tuple(paths[1:])
         self._folder = None if self._path is None else run_at(self._path)
-        self._job: tuple[Path, list[Path], Job] | None = None
+        self._jobs: dict[tuple[Path, ...], Job] = {}
         is_trace = self._path is not None and self._folder is None
         self._named = Job(arguments, paths[0], self._others) if is_trace else None
 
@@ -491,9 +507,18 @@ class Page:
         others = self._others if "run" not in options else ()
         with self._lock:
             files = self._runs.traces(path)
-            if self._job is None or self._job[:2] != (path, files):  # a run that goes on gets further traces
-                self._job = path, files, Job(self._arguments, str(path), others, files or None)
-            return self._job[2]
+            key = (path, *files)  # a run that goes on gets further traces
+            found = self._jobs.pop(key, None) or Job(self._arguments, str(path), others, files or None)
+            for job in self._jobs.values():
+                job.rest()
+            old = [known for known in self._jobs if known[0] == path]
+            self._drop(old or list(self._jobs)[: 1 - _KEPT_RUNS])
+            self._jobs[key] = found
+            return found
+
+    def _drop(self, keys: Iterable[tuple[Path, ...]]) -> None:
+        for key in keys:
+            self._jobs.pop(key).is_stopped = True
 
     def _run(self, options: Options) -> Path:
         """The run that is asked for, else the one that the command line names, else the latest."""
@@ -502,16 +527,19 @@ class Page:
         return self._runs.meant(options.get("run", "latest"))
 
     def is_changed(self) -> bool:
-        jobs = (self._named, None if self._job is None else self._job[2])
+        jobs = (self._named, *list(self._jobs.values())[-1:])
         return any(job is not None and job.is_changed for job in jobs)
 
     def renew(self) -> bool:
         """Have changed traces read again; whether there are any."""
-        if not self.is_changed():
+        changed = [key for key, job in list(self._jobs.items()) if job.is_changed]
+        is_named_changed = self._named is not None and self._named.is_changed
+        if not changed and not is_named_changed:
             return False
         with self._lock, contextlib.suppress(UsageError):  # a folder may have no trace at the moment
-            self._job = None
-            if self._named is not None:
+            self._drop(key for key in changed if key in self._jobs)
+            if self._named is not None and is_named_changed:
+                self._named.is_stopped = True
                 self._named = Job(self._arguments, self._named.path, self._named.others)
         return True
 
