@@ -94,7 +94,7 @@ def fit(
     model = MemoryModel(
         generations=tuple(generations),
         shares=np.array(list(generations.values())),
-        older=float(np.mean(older)),
+        older=float(np.mean(older or newer)),
         newer=float(np.mean(newer)),
         rows=np.array(constants),
         bands=np.ones((len(KNOWLEDGE), len(KERNELS), len(SIZES_NS) + 1, 2)),

@@ -189,13 +189,14 @@ class _CellRecording:
         if controller() is not None:
             raise UsageError("stepscope watches this process already: stepscope attach records its steps")
         self._asked: int = options.steps
+        self._warm_up: int = options.warmup
         self._controller, self._take_off = begin_watch()
         self._begun = self._controller.current_step()
         try:
             self._handle = self._controller.request(
                 CaptureRequest(
                     steps=self._asked,
-                    first_step=self._begun + options.warmup,
+                    first_step=self._begun + self._warm_up,
                     out=self._out,
                     timeout_s=_LONGEST_STEP_S,
                 )
@@ -255,7 +256,8 @@ class _CellRecording:
         if steps == 0:
             return "no step was seen: an optimizer, a DataLoader or `with stepscope.step()` marks them"
         seen = "1 step" if steps == 1 else f"{steps} steps"
-        return f"{problem or 'nothing was kept'}: {seen} ended in it, and --warmup 1 begins sooner"
+        sooner = ", and --warmup 1 begins sooner" if steps <= self._warm_up + 1 else ""
+        return f"{problem or 'nothing was kept'}: {seen} ended in it{sooner}"
 
 
 def cell_names(shell: Any) -> dict[str, str]:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stepscope.trace import Trace
     from stepscope.whatif.answer import Answer as WhatIf
 
-_OWN: Final = ("rank", "json", "html", "redact", "devices", "link")
-"""Options of the commands that make no difference to the object, or are about several traces or devices."""
+_OWN: Final = ("rank", "json", "html", "redact", "devices", "link", "window", "steps", "capture-trace")
+"""Options of the commands that make no difference to the object, or are about several traces, devices or reading."""
 
 
 def what_if(trace: Trace, options: Mapping[str, Any]) -> WhatIf:

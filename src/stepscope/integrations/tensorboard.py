@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Environ: TypeAlias = dict[str, Any]
 Start: TypeAlias = Callable[[str, list[tuple[str, str]]], object]
+App: TypeAlias = Callable[[Environ, Start], list[bytes]]
 
 _MODULE: Final = b'export const render = () => location.replace(new URL("page.html", document.baseURI));\n'
 """What TensorBoard imports in the plugin's frame; its base is the plugin's routes."""
@@ -62,6 +63,7 @@ class LogFolder:
         self.root = Path(os.path.realpath(root))
         self._lock = threading.Lock()
         self._listed: dict[str, LoggedRun] = {}
+        self._is_cut = False
         self._ranks: dict[tuple[Path, int], tuple[int, int] | None] = {}
 
     def runs(self, anew: bool = False) -> dict[str, LoggedRun]:
@@ -83,7 +85,8 @@ class LogFolder:
 
         runs = self.runs()
         if not runs:
-            raise NoDocument(f"there is no trace below {self.root}")
+            looked = f" in the first {_MOST_FOLDERS:,} folders, by name," if self._is_cut else ""
+            raise NoDocument(f"there is no trace{looked} below {self.root}")
         if name == "latest":
             return next(iter(runs.values()))
         if name not in runs:
@@ -137,7 +140,8 @@ class LogFolder:
         from stepscope.record.run_folder import RunFolder, is_run_folder
 
         for number, (place, folders, names) in enumerate(os.walk(self.root)):
-            if number == _MOST_FOLDERS:
+            self._is_cut = number == _MOST_FOLDERS
+            if self._is_cut:
                 return
             folder = Path(place)
             if is_run_folder(folder) and self._holds(folder / "run.json"):
@@ -256,15 +260,15 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
     def frontend_metadata(self) -> FrontendMetadata:
         return FrontendMetadata(es_module_path="/index.js", tab_name="Stepscope", disable_reload=True)
 
-    def get_plugin_apps(self) -> dict[str, Callable[[Environ, Start], list[bytes]]]:
+    def get_plugin_apps(self) -> dict[str, App]:
         if self._logs is None:
             return {}
         return {
             "/index.js": lambda _, start: _answer(start, _MODULE, "text/javascript"),
-            "/page.html": self._page_file,
+            "/page.html": _own(self._page_file),
             "/page.js": lambda _, start: _answer(start, _bundled("page.js"), "text/javascript"),
             "/page.css": lambda _, start: _answer(start, _bundled("page.css"), "text/css"),
-            "/api/*": self._document,
+            "/api/*": _own(self._document),
         }
 
     @cached_property
@@ -294,9 +298,6 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
 
         name = environ.get("PATH_INFO", "").rpartition("/")[2]
         query = environ.get("QUERY_STRING", "")
-        if environ.get("HTTP_SEC_FETCH_SITE", "none") not in ("same-origin", "none"):
-            answer = Answer.error(403, "another site's page may not ask")
-            return _answer(start, answer.body, "application/json", answer.status)
         if len(query) > LONGEST_QUERY or environ["REQUEST_METHOD"] != "GET" or name in ACTIONS:
             answer = Answer.error(405, "TensorBoard shows runs only")
             return _answer(start, answer.body, "application/json", answer.status)
@@ -304,6 +305,17 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
         answer = documents.ask(name, dict(parse_qsl(query, keep_blank_values=True))).result()
         more = [(CHANGED, "1")] if page.is_changed() else []
         return _answer(start, answer.body, "application/json", answer.status, more)
+
+
+def _own(app: App) -> App:
+    """Answer no page of another site, which could not read it but have the work done again and again."""
+
+    def asked(environ: Environ, start: Start) -> list[bytes]:
+        if environ.get("HTTP_SEC_FETCH_SITE", "none") in ("same-origin", "none"):
+            return app(environ, start)
+        return _answer(start, b'{"error":"another site\'s page may not ask"}', "application/json", 403)
+
+    return asked
 
 
 def _bundled(name: str) -> bytes:

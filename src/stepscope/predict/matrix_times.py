@@ -412,8 +412,8 @@ def matrix_times(operations: Operations, device: DevicePeaks, model: MatrixModel
 
     Args:
         operations: with flops, bytes and dimensions; products with an unknown dimension use the roofline.
-        device: with sustained rates if measured. Products were timed on NVIDIA devices only; other devices use the
-            roofline.
+        device: with sustained rates if measured. Products were timed on NVIDIA devices only; AMD's use the law of
+            tiles at the rates that were published, others the roofline.
         model: replaces the model that comes with the package.
     """
     times = roofline_times(operations, device)

@@ -118,13 +118,11 @@ def _what_helps(prediction: StepPrediction) -> str:
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
-                f"the host limits it{most}; it is taken to be as fast there. stepscope diagnose shows why; stepscope "
+                f"the host limits it{most}; a faster device does not help. stepscope diagnose shows why; stepscope "
                 "whatif --graphs, what one launch a step would save"
             )
         case "input":
-            return (
-                "loading batches limits it, and is taken to be as fast there. stepscope diagnose says what loads them"
-            )
+            return "loading batches limits it; a faster device does not help. stepscope diagnose shows what loads them"
         case "communication":
             return "communication limits it. stepscope whatif --overlap communication shows what hiding it would save"
         case "compute":
@@ -208,7 +206,18 @@ def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
     range_words = "and between which bounds" if _has_bounds(answer) else f"and its {100 * HELD:.0f} % range"
     table = pl.DataFrame([_row(each) for each in answer.predictions], schema=_COLUMNS)
     table = table.drop([name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height])
-    yield Section(f"What {_whole(answer)} would take{how}, {range_words}", (Table(table, "devices", total),))
+    exact = any(
+        each.limit == "host" and each.low_ns == each.high_ns and each.device.name != answer.device
+        for each in answer.predictions
+    )
+    meaning = texts(_OF_THE_HOST if exact and not bounds else "")
+    yield Section(f"What {_whole(answer)} would take{how}, {range_words}", (Table(table, "devices", total), *meaning))
+
+
+_OF_THE_HOST: Final = (
+    "A time without a range is the recorded host's: the device works in its shadow. How much faster or slower another "
+    "host is, the trace does not say; --host-factor takes a guess."
+)
 
 
 def _has_bounds(answer: PredictedSteps) -> bool:

@@ -112,6 +112,15 @@ def test_a_rank_of_thousands_of_digits_hides_no_other_run(tmp_path: Path) -> Non
     assert set(found(tmp_path)) == {".", "odd", "odd/host_1.1.pt.trace.json.gz"}
 
 
+def test_a_log_folder_of_too_many_folders_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.integrations.tensorboard._MOST_FOLDERS", 3)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    written(tmp_path / "d", "host_1", 1)
+    with pytest.raises(NoDocument, match="in the first 3 folders"):
+        LogFolder(str(tmp_path)).meant("latest")
+
+
 class Asked:
     """The plugin as TensorBoard calls it."""
 
@@ -122,7 +131,7 @@ class Asked:
     def __call__(self, name: str, run: str = "latest", **headers: str) -> tuple[int, Any]:
         told: list[str] = []
         environ = {"PATH_INFO": f"/data/plugin/stepscope/api/{name}", "QUERY_STRING": f"run={quote(run)}"}
-        [body] = self._apps["/api/*"](
+        [body] = self._apps["/page.html" if name == "page.html" else "/api/*"](
             {**environ, "REQUEST_METHOD": "GET", **headers}, lambda status, _: told.append(status)
         )
         return int(told[0][:3]), json.loads(body)
@@ -142,6 +151,7 @@ def test_another_sites_page_makes_nothing_work(tmp_path: Path) -> None:
     ask = Asked(tmp_path)
     sites = {site: ask("runs", HTTP_SEC_FETCH_SITE=site)[0] for site in ("same-origin", "cross-site", "same-site")}
     assert sites == {"same-origin": 200, "cross-site": 403, "same-site": 403}
+    assert ask("page.html", HTTP_SEC_FETCH_SITE="cross-site")[0] == 403
 
 
 def test_tensorboard_starts_without_what_the_page_needs() -> None:

@@ -16,6 +16,7 @@ from stepscope.predict.operation_times import (
     LAUNCH_COLUMNS,
     resident_blocks,
     scaled_ns,
+    sustained_ns,
     wave_factors,
 )
 from stepscope.readers import open_trace
@@ -169,3 +170,8 @@ def test_occupancy_is_what_the_profiler_recorded(name: str, traces_folder: Path)
 
     assert kernels.height > 1000
     assert np.abs(held - kernels["occupancy"].to_numpy()).max() <= 0.011
+
+
+def test_long_steps_lose_clock() -> None:
+    assert sustained_ns(1e6) == pytest.approx(1e6, rel=1e-4)
+    assert sustained_ns(8e9) == pytest.approx(1.04 * 8e9)

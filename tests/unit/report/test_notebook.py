@@ -112,6 +112,7 @@ def test_answers_are_those_of_the_commands() -> None:
     assert trace.memory_use("0").memory.peak_bytes == 4096
     for wrong in (
         lambda: trace.what_if(remove="nothing"),
+        lambda: trace.what_if(steps="1:2"),
         lambda: trace.predict("no such device"),
         lambda: trace.predict("L4", devices="1,2"),
         lambda: trace.memory_use("7"),

@@ -106,7 +106,7 @@ def test_the_whole_answer() -> None:
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        ("host", "the host limits it, most of it dispatch; it is taken to be as fast there"),
+        ("host", "the host limits it, most of it dispatch; a faster device does not help"),
         ("input", "loading batches limits it"),
         ("communication", "communication limits it"),
         ("compute", "arithmetic limits it. --precision"),

@@ -392,7 +392,7 @@ examples:
   stepscope predict trace.json --to H100-SXM --json -
 
 The device's work is predicted; the host's part stays as measured. docs/predict.md explains how, and when not to
-believe it.""",
+believe it. A language model without a trace: stepscope serving config.json --to H100-SXM.""",
 )
 
 

@@ -137,7 +137,8 @@ def unknown_options(rest: Sequence[str], parser: CommandParser) -> UsageError:
     if word is None:
         return UsageError(f"{rest[0]!r} is one argument too many (see {parser.prog} --help)")
     option = word.split("=", 1)[0]
-    return UsageError(f"there is no option {option}{suggestion(option, parser.options())} (see {parser.prog} --help)")
+    known = [each for each in parser.options() if each != "--help"]
+    return UsageError(f"there is no option {option}{suggestion(option, known)} (see {parser.prog} --help)")
 
 
 SHARES: Final = {"%": 0.01, "": 1.0}

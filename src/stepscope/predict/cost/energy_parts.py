@@ -133,7 +133,9 @@ def _idle(peaks: DevicePeaks | None, given: float | None, full: float) -> tuple[
     if not known:
         what = f", idle typical of devices in the table: {typical[0]:.0%} to {typical[1]:.0%} of the limit"
         return typical[0] * full, typical[1] * full, what
-    least = least or min(typical[0] * full, most)
+    if not least:
+        what = f", idle at most as in the device table, at least {typical[0]:.0%} of the limit as of other devices"
+        return min(typical[0] * full, most, full), min(most, full), what
     return min(least, full), min(most, full), ", idle from the device table"
 
 
