@@ -205,7 +205,10 @@ def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
         how += f" with {count(answer.batch or 0)} samples instead of {count(answer.recorded_batch or 0)}"
     range_words = "and between which bounds" if _has_bounds(answer) else f"and its {100 * HELD:.0f} % range"
     table = pl.DataFrame([_row(each) for each in answer.predictions], schema=_COLUMNS)
-    table = table.drop([name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height])
+    unsaid = {name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height}
+    if any(each.phases for each in answer.predictions):
+        unsaid.add("samples_per_s")  # a server's batch is tokens
+    table = table.drop(unsaid)
     exact = any(
         each.limit == "host" and each.low_ns == each.high_ns and each.device.name != answer.device
         for each in answer.predictions
@@ -215,8 +218,8 @@ def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
 
 
 _OF_THE_HOST: Final = (
-    "A time without a range is the recorded host's: the device works in its shadow. How much faster or slower another "
-    "host is, the trace does not say; --host-factor takes a guess."
+    "A time without a range is the recorded host's: the device works in its shadow. The trace does not say how much "
+    "faster or slower another host is; --host-factor takes a guess."
 )
 
 
