@@ -209,16 +209,13 @@ def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
     if any(each.phases for each in answer.predictions):
         unsaid.add("samples_per_s")  # a server's batch is tokens
     table = table.drop(unsaid)
-    exact = any(
-        each.limit == "host" and each.low_ns == each.high_ns and each.device.name != answer.device
-        for each in answer.predictions
-    )
-    meaning = texts(_OF_THE_HOST if exact and not bounds else "")
+    by_host = any(each.limit == "host" and each.device.name != answer.device for each in answer.predictions)
+    meaning = texts(_OF_THE_HOST if by_host and not _has_bounds(answer) else "")
     yield Section(f"What {_whole(answer)} would take{how}, {range_words}", (Table(table, "devices", total), *meaning))
 
 
 _OF_THE_HOST: Final = (
-    "A time without a range is the recorded host's: the device works in its shadow. The trace does not say how much "
+    "Where the host limits, the range is what the recorded host takes another time. The trace does not say how much "
     "faster or slower another host is; --host-factor takes a guess."
 )
 
