@@ -74,7 +74,7 @@ def by_type(types: Names, values: Mapping[str, float], otherwise: float = np.nan
 
 USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches where nothing better is known
 WIDEST: Final = 3.0  # factor of the band either way where no model was learned
-UNMEASURED: Final = (0.69, 9.49)
+UNMEASURED: Final = (0.77, 9.49)
 """Factors on a roofline's time that hold nine of ten kinds of work on devices of makers of whom none was measured for
 the models: `benchmarks/unmeasured_makers.py` derives them from traces of AMD's.
 """
