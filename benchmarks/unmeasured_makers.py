@@ -1,18 +1,21 @@
-"""How far a datasheet's figures times a constant are off for makers whose devices were never measured for the models.
+"""How far operators' predicted times are off in public traces, and datasheets for makers who were never measured.
 
     OMP_NUM_THREADS=1 python benchmarks/unmeasured_makers.py FOLDER
 
-FOLDER holds traces. The models learned from NVIDIA's devices only, so every device of another maker was left out. Of
-each of its traces the operators of known work are grouped by kind, and a group's factor is its measured time over the
-predicted one. Nine of ten groups lie between the factors that are printed first (each trace weighs the same, each group
-by its time); `stepscope.predict.operations.UNMEASURED` has them. Then each trace is left out: do the groups of the
-others hold what all its operators took? Last, recordings of one program on devices of two makers predict each other.
+FOLDER holds traces. First each kind of work is compared with what it took, on the devices that were recorded. The
+models learned from NVIDIA's devices only, so every device of another maker was left out. Of each of its traces the
+operators of known work are grouped by kind, and a group's factor is its measured time over the predicted one. Nine of
+ten groups lie between the factors that are printed next (each trace weighs the same, each group by its time);
+`stepscope.predict.operations.UNMEASURED` has them. Then each trace is left out: do the groups of the others hold what
+all its operators took? Then recordings of one program on devices of two makers predict each other, for several shares
+of the recorded kernels' band. Last, recordings of one program with several batch sizes predict each other.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +27,7 @@ sys.path[:0] = [str(Path(__file__).parents[1] / "src")]
 from stepscope.analysis.roofline import device_peaks  # noqa: E402
 from stepscope.errors import StepscopeError  # noqa: E402
 from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device  # noqa: E402
+from stepscope.predict import work_times  # noqa: E402
 from stepscope.predict.operation_times import operation_times  # noqa: E402
 from stepscope.predict.operations import UNMEASURED, types_on  # noqa: E402
 from stepscope.predict.prediction import StepPredictor  # noqa: E402
@@ -38,17 +42,28 @@ PAIRS: Final = (
     ("kineto/h100_qwen_chat.json.gz", "second/mi300x_qwen_chat.json.gz"),
     ("second/h100_timesformer.json.gz", "second/mi300x_timesformer.json.gz"),
 )
+SHARES: Final = (0.01, 0.25, 0.5, 0.7, 1.0, 1.4, 100.0)
+SWEEP: Final = "second/a100_particle_bs{}.json.gz"
+BATCHES: Final = (16, 128, 256, 512)
+TESTS: Final = "second/"
+"""The traces that no constant of a kernel was chosen by."""
+SHORTEST_NS: Final = 20_000.0
+"""Of one kind in a trace; less is not worth a mean."""
 Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Left:
-    """The operators of one trace: by kind, nanoseconds measured and predicted."""
+    """The operators of known work of one trace: nanoseconds by kind, measured, predicted, and how far calls are off."""
 
     name: str
     device: DevicePeaks
+    kinds: list[str]
     measured: Numbers
     predicted: Numbers
+    low: Numbers
+    high: Numbers
+    off: Numbers
     products: Numbers  # measured over predicted of each matrix product that is no short one
 
     @property
@@ -58,8 +73,20 @@ class Left:
 
 def left_out(folder: Path) -> list[Left]:
     """The traces of devices of other makers that show shapes."""
-    paths = sorted(path for path in folder.rglob("*.json.gz") if "rank" not in path.name or "rank0" in path.name)
-    return [found for path in paths if (found := _left(path, folder)) is not None]
+    return [one for one in predicted_operators(folder) if not is_nvidia(one.device)]
+
+
+def predicted_operators(folder: Path) -> list[Left]:
+    """The traces that show shapes, by the models that come with the package."""
+    return [found for path in trace_paths(folder) if (found := _left(path, folder)) is not None]
+
+
+def trace_paths(folder: Path) -> list[Path]:
+    """Every trace of a program in the folder, the first rank's of a job whose files lie together."""
+    paths = sorted(path for path in folder.rglob("*.json.gz") if "stragglers" not in path.parts)
+    jobs = {path.parent for path in paths if "rank" in path.parent.name}
+    before = [None, *(path.parent for path in paths[:-1])]
+    return [path for path, last in zip(paths, before, strict=True) if path.parent not in jobs or path.parent != last]
 
 
 def _left(path: Path, folder: Path) -> Left | None:
@@ -69,24 +96,40 @@ def _left(path: Path, folder: Path) -> Left | None:
         return None
     works = trace.device_work
     device = device_peaks(trace, str(works["device"].drop_nulls().first() or "")) if works.height else None
-    if device is None or is_nvidia(device) or trace.operators.is_empty():
+    if device is None or trace.operators.is_empty():
         return None
     calls = CalledOperations(trace)
-    predicted = operation_times(types_on(calls.operations, device), device).ns
+    times = operation_times(types_on(calls.operations, device), device)
+    predicted = times.ns
     of = calls.of_work
     ns = works["duration_ns"].fill_null(0).to_numpy().astype(np.float64)
     measured = np.bincount(of[of >= 0], ns[of >= 0], len(predicted)).astype(np.float64)
     known = (measured > 0) & np.isfinite(predicted) & calls.known
-    kinds = calls.operations.kind[known]
-    sums = [
-        (measured[known][kinds == kind].sum(), predicted[known][kinds == kind].sum())
-        for kind in np.unique(kinds).tolist()
-    ]
-    if not sums:
-        return None
+    kinds = sorted(set(calls.operations.kind[known].tolist()))
+    sums = np.zeros((5, len(kinds)))
+    for place, kind in enumerate(kinds):
+        mine = known & (calls.operations.kind == kind)
+        off = np.abs(predicted[mine] - measured[mine])
+        columns = (measured[mine], predicted[mine], times.low_ns[mine], times.high_ns[mine], off)
+        sums[:, place] = [float(column.sum()) for column in columns]
     long = known & (calls.operations.kind == "matrix") & (predicted > SHORT_NS)
-    of_kinds = np.array(sums).T
-    return Left(str(path.relative_to(folder)), device, of_kinds[0], of_kinds[1], measured[long] / predicted[long])
+    products = measured[long] / predicted[long]
+    return Left(str(path.relative_to(folder)), device, kinds, *sums, products) if kinds else None
+
+
+def _print_kinds(traces: list[Left]) -> None:
+    """Mean error of each kind's time over traces: of those by which constants were chosen, and of the others."""
+    for chosen, words in ((True, "constants were chosen by these"), (False, "these had no part in them")):
+        print(f"traces: {words}\nkind | traces | mean error, % | mean bias, %\n---|---:|---:|---:")
+        mine = [one for one in traces if (not one.name.startswith(TESTS)) is chosen]
+        for kind in sorted({kind for one in mine for kind in one.kinds}):
+            places = [(one, one.kinds.index(kind)) for one in mine if kind in one.kinds]
+            places = [(one, at) for one, at in places if one.measured[at] > SHORTEST_NS]
+            if places:
+                off = np.mean([one.off[at] / one.measured[at] for one, at in places])
+                bias = np.mean([one.predicted[at] / one.measured[at] - 1 for one, at in places])
+                print(f"{kind} | {len(places)} | {100 * off:.0f} | {100 * bias:+.0f}")
+        print()
 
 
 def ends_of(traces: list[Left]) -> tuple[float, float]:
@@ -101,10 +144,13 @@ def ends_of(traces: list[Left]) -> tuple[float, float]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    traces = left_out(folder)
+    every = predicted_operators(folder)
+    _print_kinds(every)
+    traces = [one for one in every if not is_nvidia(one.device)]
     low, high = ends_of(traces)
     print(f"{len(traces)} traces, {sum(len(each.measured) for each in traces)} groups: {low:.2f} to {high:.2f}", end="")
-    print(f" (in use: {UNMEASURED[0]} to {UNMEASURED[1]})\n\ntrace | device | measured over predicted | others' | held")
+    used = " to ".join(map(str, UNMEASURED["AMD"]))
+    print(f" (in use: {used})\n\ntrace | device | measured over predicted | others' | held")
     held = 0
     for each in traces:
         low, high = ends_of([other for other in traces if other is not each])
@@ -117,6 +163,8 @@ def main() -> None:
     for pair in PAIRS:
         for source, target in (pair, pair[::-1]):
             _transfer(folder / source, folder / target)
+    _print_shares(folder)
+    _print_batches(folder)
 
 
 def _transfer(source: Path, target: Path) -> None:
@@ -132,6 +180,43 @@ def _transfer(source: Path, target: Path) -> None:
     goal = StepPredictor(there).replays.measured_device_ns
     values = " | ".join("?" if ns is None else f"{ns / 1e6:.1f}" for ns in (goal, found.device_ns, low, high))
     print(f"{source.name} | {device.name} | {values}")
+
+
+def _print_shares(folder: Path) -> None:
+    """Error of each pair's device work, either way, by how much recorded kernels count: one chooses for the other."""
+    recorded = [[Experiment(open_trace(folder / name)) for name in pair] for pair in PAIRS]
+    used = work_times.RECORDED_SHARE
+    print(
+        f"\nshare of the recorded band (in use: {used}) | errors of {PAIRS[0][0]} and back | of {PAIRS[1][0]} and back"
+    )
+    for share in SHARES:
+        work_times.RECORDED_SHARE = share  # type: ignore[misc]
+        cells = []
+        for pair in recorded:
+            off = [_off(source, target) for source, target in (pair, pair[::-1])]
+            cells.append(" and ".join(f"{100 * one:+.0f} %" for one in off))
+        print(f"{share:g} | {' | '.join(cells)}")
+    work_times.RECORDED_SHARE = used  # type: ignore[misc]
+
+
+def _off(source: Experiment, target: Experiment) -> float:
+    device = device_peaks(target.trace, target.device or "")
+    assert device is not None
+    predicted = float(np.nansum(work_times.work_times(source.trace, device).ns[source.works]))
+    return predicted / float(target.trace.device_work["duration_ns"].to_numpy()[target.works].sum()) - 1
+
+
+def _print_batches(folder: Path) -> None:
+    sizes = {batch: Experiment(open_trace(folder / SWEEP.format(batch))) for batch in BATCHES}
+    took = {batch: StepPredictor(one).replays.measured_device_ns for batch, one in sizes.items()}
+    print("\nbatch | recorded with | device ms measured | predicted | off")
+    for source, target in permutations(BATCHES, 2):
+        predictor = StepPredictor(sizes[source], batch=target, recorded_batch=source)
+        device = predictor.recorded_device
+        ns = None if device is None else predictor.on(device).device_ns
+        if ns is not None:
+            off = 100 * (ns / took[target] - 1)
+            print(f"{target} | {source} | {took[target] / 1e6:.1f} | {ns / 1e6:.1f} | {off:+.0f} %")
 
 
 if __name__ == "__main__":

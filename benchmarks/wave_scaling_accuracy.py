@@ -23,7 +23,6 @@ import polars as pl
 
 from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.operation_times import (
-    memory_share,
     operation_times,
     product_of,
     resident_blocks,
@@ -172,7 +171,8 @@ def _share(pair: pl.DataFrame, target: DevicePeaks) -> np.ndarray:
     else:
         return np.ones(pair.height)
     moved = 4 * batch * (rows * inner + inner * columns + rows * columns)
-    return memory_share(2 * batch * rows * columns * inner / moved, target, "fp32")
+    intensity, ridge = 2 * batch * rows * columns * inner / moved, target.flops_s["fp32"] / target.bandwidth_bytes_s
+    return np.asarray(np.where(intensity <= ridge, 1 - 0.5 * intensity / ridge, 0.5 * ridge / intensity))
 
 
 def _numbers(pair: pl.DataFrame, *names: str) -> list[np.ndarray]:

@@ -450,6 +450,7 @@ class Predict(
     steps: ReplayedSteps
     step_ns: float
     memory: MemoryNeed
+    range_holds: float | None
     predictions: list[Prediction]
     unreadable: list[diagnosis.Unreadable]
     sentences: list[Prose]

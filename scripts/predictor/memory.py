@@ -43,9 +43,10 @@ LONG_NS: Final = 50_000.0
 _LARGE_BYTES: Final = 128e6
 _PRODUCT_BYTES: Final = 0.6e9
 """From this traffic on the products of a few rows with a large matrix tell the bandwidth."""
-_START: Final = (1.1, 7.0, 5.0, 5.0, 0.5, 0.4, -0.5, 1.0)
+_START: Final = (1.1, 7.0, 5.0, 5.0, 0.5, 0.4, -0.5, 0.4)
 _LOWEST: Final = (0.9, -3.0, -3.0, -3.0, -2.0, 0.0, -3.0, 0.0)
-_HIGHEST: Final = (1.5, 11.0, 8.0, 8.0, 2.0, 1.5, 1.5, 4.0)
+_HIGHEST: Final = (1.5, 8.3, 6.0, 8.0, 2.0, 1.5, 1.5, 0.5)
+"""No block takes longer than the shortest kernels of public traces, which these timings hide behind their host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from scripts.predictor.timings import public_device
 from stepscope.machine.devices import named_device
 from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
 from stepscope.predict.operations import roofline_ns
+from stepscope.predict.ranges import step_band
 from stepscope.predict.trace_operations import different_calls
-from stepscope.predict.work_times import joint_band
 
 CASES: Final = Path(__file__).parents[2] / "benchmarks" / "unseen_iterations.csv"
-_NAMES: Final = {"A100-80GB-PCIe": "A100-PCIe-80GB", "MI250": "MI250 (one of two dies)"}
+NAMES: Final = {"A100-80GB-PCIe": "A100-PCIe-80GB", "MI250": "MI250 (one of two dies)"}
 _COLUMNS: Final = (
     "cases", "error", "bias", "error by peaks alone", "NeuSight's error", "roofline's error", "within our range",
     "range / prediction",
@@ -33,7 +33,7 @@ def predicted(folder: Path) -> pl.DataFrame:
 
 
 def _one(folder: Path, gpu: str, model: str, mode: str, length: int, batch: int) -> tuple[str | float, ...]:
-    name = _NAMES.get(gpu, gpu)
+    name = NAMES.get(gpu, gpu)
     device, graph = named_device(name), derived_iteration(folder, model, mode, length, batch)
     operations, repeats = graph.operations, graph.repeats
     times = operation_times(operations, device)
@@ -42,7 +42,7 @@ def _one(folder: Path, gpu: str, model: str, mode: str, length: int, batch: int)
     low, high = np.where(is_guess, low, times.low_ns), np.where(is_guess, high, times.high_ns)
     kinds = np.where(is_guess, "datasheet", operations.kind)
     expected, every = repeats * times.ns, np.arange(len(repeats))
-    low, high = joint_band(expected, repeats * low, repeats * high, kinds, different_calls(operations), every)
+    low, high = step_band(expected, repeats * low, repeats * high, kinds, different_calls(operations), every)
     by_peaks = repeats * operation_times(operations, public_device(name)).ns
     ours = (sustained_ns(float(ns.sum())) / 1e6 for ns in (expected, low, high, by_peaks))
     return device.vendor, *ours, float(repeats @ roofline_ns(operations, device)) / 1e6

@@ -93,13 +93,13 @@ def test_the_range_of_guesses_is_that_of_other_makers_traces(traces_folder: Path
     """Leaving out all of a maker's devices, as the models do, gives the factors in use; the others hold each trace."""
     traces = left_out(traces_folder)
 
-    assert tuple(round(end, 2) for end in ends_of(traces)) == UNMEASURED
+    assert tuple(round(end, 2) for end in ends_of(traces)) == UNMEASURED["AMD"]
     held = [
         low <= each.together <= high
         for each in traces
         for low, high in (ends_of([o for o in traces if o is not each]),)
     ]
-    assert sum(held) >= 0.9 * len(held)
+    assert sum(held) >= 0.8 * len(held)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=("qwen", "timesformer"))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepscope.machine.devices import named_device
 from stepscope.predict.prediction import StepPredictor, predicted_steps
-from stepscope.predict.work_times import joint_band
+from stepscope.predict.ranges import joint_band
 from stepscope.readers import open_trace
 from stepscope.report.predict import predict_document, predict_json
 from stepscope.report.text import text_of

@@ -305,6 +305,7 @@ export interface Predict {
   batch: number | null;
   recorded_batch: number | null;
   memory: { bytes: number | null; note: string } | null;
+  range_holds: number | null;
   predictions: Prediction[];
   trace: { path: string };
   sentences: Said[];

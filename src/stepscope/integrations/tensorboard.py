@@ -63,6 +63,7 @@ class LogFolder:
         self.root = Path(os.path.realpath(root))
         self._lock = threading.Lock()
         self._listed: dict[str, LoggedRun] = {}
+        self._is_cut = False
         self._ranks: dict[tuple[Path, int], tuple[int, int] | None] = {}
 
     def runs(self, anew: bool = False) -> dict[str, LoggedRun]:
@@ -84,7 +85,8 @@ class LogFolder:
 
         runs = self.runs()
         if not runs:
-            raise NoDocument(f"there is no trace below {self.root}")
+            looked = f" in the first {_MOST_FOLDERS:,} folders, by name," if self._is_cut else ""
+            raise NoDocument(f"there is no trace{looked} below {self.root}")
         if name == "latest":
             return next(iter(runs.values()))
         if name not in runs:
@@ -138,7 +140,8 @@ class LogFolder:
         from stepscope.record.run_folder import RunFolder, is_run_folder
 
         for number, (place, folders, names) in enumerate(os.walk(self.root)):
-            if number == _MOST_FOLDERS:
+            self._is_cut = number == _MOST_FOLDERS
+            if self._is_cut:
                 return
             folder = Path(place)
             if is_run_folder(folder) and self._holds(folder / "run.json"):

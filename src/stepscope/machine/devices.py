@@ -105,6 +105,10 @@ class DevicePeaks:
             return USUAL_BEST_SHARE
         return self.best_bf16_flops_s / peak
 
+    def sustained(self, kind: str) -> float:
+        """Rate of large matrix products in a number type that has a peak, measured or the usual share of it."""
+        return self.sustained_flops_s.get(kind) or self.flops_s[kind] * self.best_share
+
 
 def plain(name: str) -> str:
     """Lower a name's case and strip its punctuation, for comparisons."""

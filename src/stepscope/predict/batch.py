@@ -38,6 +38,7 @@ from stepscope.trace.telemetry import Telemetry
 
 AGREEING: Final = 0.9  # share of the layers' calls that must begin with the same size for it to be the batch
 LARGEST: Final = 10**9
+SHORTEST: Final = 0.1  # quantile of recorded kernels' durations below which no smaller batch takes one
 _WEIGHT_OF: Final = {
     "linear": 1, "embedding": 0,
     **{name: one.weight for name, one in CONVOLUTIONS.items() if name not in SIZES_FROM_PARENT},
@@ -164,9 +165,23 @@ class _BatchSizes:
         for _, shapes, types in self._distinct.iter_rows():
             call = call_of(shapes, types, None)
             for shape in map(call.shape, range(len(call.shapes))) if call is not None else ():
-                if shape and len(shape) > 2 and shape[0] == recorded and shape not in self._weights:
-                    found.update(_prefixes(shape))
+                if shape and len(shape) > 2 and shape not in self._weights:
+                    if shape[0] == recorded:
+                        found.update(_prefixes(shape))
+                    elif self._is_second and shape[1] == recorded:
+                        found.add(shape[0] * shape[1])
         return frozenset(found)
+
+    @cached_property
+    def _is_second(self) -> bool:
+        """Whether layers take inputs of which the batch is the second size, after the positions of a sequence."""
+        recorded = self._change.recorded
+        for name, shapes, types in self._distinct.iter_rows():
+            call = call_of(shapes, types, None) if base_name(name) in _ANCHORS else None
+            shape = None if call is None else call.shape(_ANCHORS[base_name(name)])
+            if shape and len(shape) == 3 and shape[1] == recorded and shape[0] % recorded:
+                return True
+        return False
 
     def rescaled(self, name: str, shapes: str, types: str | None) -> str:
         call = call_of(shapes, types, None)
@@ -200,7 +215,11 @@ class _BatchSizes:
         return shape if not shape or shape in self._weights else self._grown(shape)
 
     def _grown(self, shape: Shape) -> Shape:
-        return (self._scaled(shape[0]), *shape[1:]) if shape[0] in self._sizes else shape
+        if shape[0] in self._sizes:
+            return (self._scaled(shape[0]), *shape[1:])
+        if self._is_second and len(shape) > 2 and shape[1] in self._sizes:
+            return (shape[0], self._scaled(shape[1]), *shape[2:])
+        return shape
 
     def _product(self, shapes: _Shapes, first: int, second: int) -> _Shapes:
         """Scale a product of two matrices, whose batch is in its rows or in its inner dimension."""
@@ -265,6 +284,10 @@ class BatchGrowth:
         total = float(duration[computing].sum())
         mean = float((expected * duration)[computing].sum() / total) if total else factor
         expected[~known], low[~known], high[~known] = mean, min(mean, 1.0), max(mean, factor, 1.0)
+        if factor < 1 and computing.any():  # no kernel becomes shorter than the shortest ones that were recorded
+            least = np.quantile(duration[kind == "compute"], SHORTEST) / np.maximum(duration, 1.0)
+            for array in (expected, high):
+                np.maximum(array, np.minimum(least, 1.0), out=array, where=kind == "compute")
         return Growth(expected, low, high, known)
 
     def _ratios(self, target: DevicePeaks, precision: str | None) -> tuple[Numbers, Numbers, Numbers]:

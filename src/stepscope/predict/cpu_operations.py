@@ -31,8 +31,9 @@ from stepscope.predict.operations import (
     tf32_of,
     types_on,
 )
+from stepscope.predict.ranges import step_band
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
-from stepscope.predict.work_times import StepReplays, joint_band
+from stepscope.predict.work_times import StepReplays
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif.experiment import Experiment
@@ -308,7 +309,7 @@ class StepFromShapes:
         expected, low, high = (table[name].to_numpy() for name in ("device_ns", "low_ns", "high_ns"))
         guessed = (table["basis"] != "learned").to_numpy()
         kinds = np.where(guessed, "datasheet", operations.kind)
-        low, high = joint_band(expected, low, high, kinds, different_calls(operations), np.arange(len(expected)))
+        low, high = step_band(expected, low, high, kinds, different_calls(operations), np.arange(len(expected)))
         device = [sustained_ns(float(each.sum()) / experiment.step_count) for each in (low, expected, high)]
         measured, by_tensor = table["host_ns"].to_numpy(), _by_tensor(table)
         host = self._host_ns(table)

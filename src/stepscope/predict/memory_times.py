@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.machine.devices import DevicePeaks
+from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.boosted_trees import shipped_arrays
 from stepscope.predict.operations import BYTES, WIDEST, Numbers, Operations, OperationTimes, by_type
 
@@ -26,6 +26,10 @@ KERNEL_NS: Final = 2_000.0
 """Least kernel time where the device's is unknown: the shortest of public V100, A100 and H100 traces take 1 to 4 us. A
 longer measured start-to-start time is the host's.
 """
+OTHERS_SHARE: Final = 0.82  # of the peak bandwidth, of other makers: the mean of the MI100's and MI210's in the table
+OTHERS_KERNEL_NS: Final = 4_000.0  # the same of AMD's devices: the shortest of public MI300X traces take 2 to 6 us
+_LAYER_NORM_BACKWARD: Final = 2.0
+"""Time of both kernels of layer normalisation's backward pass over that of its forward pass."""
 SIZES_NS: Final = (5_000.0, 25_000.0, 100_000.0)
 """Durations at which the band changes; below the second the timings are unreliable, since launches took that long."""
 SHORT_BANDS: Final = ((0.45, 4.5), (0.5, 3.0))
@@ -34,8 +38,18 @@ V100, A100, H100 and MI300X traces. Cached data is faster, strided data slower.
 """
 SHORT_ROWS_LOW: Final = 0.3
 """Lower factor of these for row-wise work: newer PyTorch kernels take half the time of the timed ones."""
-USUAL_FACTORS: Final[Mapping[str, float]] = {"reduction": 2.0, "embedding": 2.5, "copy": 1.2}
+USUAL_FACTORS: Final[Mapping[str, float]] = {"reduction": 1.2, "embedding": 2.5, "copy": 1.1}
 """Factors on the traffic time for kinds without timings: medians in V100, A100 and H100 traces."""
+POOL_FACTOR: Final = 2.2  # the same of pooling, which reads windows that overlap
+GATHERING_NS: Final = 4_000.0
+"""What reductions' blocks wait for each other, and embeddings' for indices, the same median."""
+ONE_AT_A_TIME: Final = 1.0
+"""Numbers per clock and multiprocessor of kernels that cannot read 16 bytes at once: permuting copies, operands that
+are broadcast, and in 16 bits softmax of short rows or of rows that are no multiple of 16 bytes. Public A100, H100 and
+MI300X traces show 0.6 to 1.6; older devices' memory is slower than that.
+"""
+_BLOCK_PASS: Final = (512.0, 1_150.0)
+"""Numbers and clocks of one turn of the loop in which a block of PyTorch's own batch normalisation passes a channel."""
 NOT_LEARNED: Final = 1.5
 """Factor on the band, either way, for passes, number types and generations without timings; applied again to operations
 more than twice as large as anything timed.
@@ -44,6 +58,7 @@ KNOWLEDGE: Final = ("sustained", "generation", "other")
 """How a device's bandwidth is known: measured, from its generation, or neither."""
 KERNELS: Final = ("flat", "warp softmax", "block softmax", "normalisation")
 _BLOCK_THREADS: Final = 128  # threads of PyTorch's layer normalisation: four warps per row
+_SHORT_COLUMNS: Final = 128  # widest row of which PyTorch's softmax gives each warp two
 _WARP_COLUMNS: Final = 1024  # widest row that PyTorch's softmax keeps in a warp's registers
 _THREADS: Final[Mapping[str, int]] = {"7.5": 1024, "8.6": 1536, "8.9": 1536, "12.0": 1536}
 """Threads per multiprocessor by compute capability (CUDA programming guide); 2048 for the others."""
@@ -111,7 +126,8 @@ def bandwidth_of(device: DevicePeaks, model: MemoryModel) -> tuple[str, float]:
     if device.architecture in model.generations:
         share = float(model.shares[model.generations.index(device.architecture)])
         return "generation", device.bandwidth_bytes_s * share
-    return "other", device.bandwidth_bytes_s * (model.older if is_older(device) else model.newer)
+    share = model.older if is_older(device) else model.newer
+    return "other", device.bandwidth_bytes_s * (share if is_nvidia(device) else OTHERS_SHARE)
 
 
 def is_older(device: DevicePeaks) -> bool:
@@ -138,12 +154,45 @@ def kernel_ns(
     operations: Operations, kernels: npt.NDArray[np.int64], device: DevicePeaks, bandwidth: float, model: MemoryModel
 ) -> Numbers:
     factors = np.array([USUAL_FACTORS.get(kind, 1.0) for kind in operations.kind.tolist()])
-    least = min(device.launch_ns or KERNEL_NS, KERNEL_NS)
-    ns = (least + operations.bytes * _passes(operations) / bandwidth * 1e9) * factors
+    factors[["pool" in name for name in operations.name.tolist()]] = POOL_FACTOR
+    least = least_ns(device)
+    ns = operations.bytes * _passes(operations) * factors / bandwidth * 1e9
+    ns += np.where(np.isin(operations.kind, ("reduction", "embedding")), GATHERING_NS, 0.0)
     for index in set(kernels[kernels > 0].tolist()):
         chosen = kernels == index
-        ns[chosen] = least + row_ns(index, operations.select(chosen), device, bandwidth, model.rows[index - 1])
-    return np.asarray(ns)
+        ns[chosen] = row_ns(index, operations.select(chosen), device, bandwidth, model.rows[index - 1])
+    ns *= np.where(_is_layer_norm_backward(operations), _LAYER_NORM_BACKWARD, 1.0)
+    return np.asarray(least + np.fmax(ns, _narrow_ns(operations, kernels, device)))
+
+
+def least_ns(device: DevicePeaks) -> float:
+    """Least time of a kernel on a device."""
+    usual = KERNEL_NS if is_nvidia(device) else OTHERS_KERNEL_NS
+    return min(device.launch_ns or usual, usual)
+
+
+def _narrow_ns(operations: Operations, kernels: npt.NDArray[np.int64], device: DevicePeaks) -> Numbers:
+    """Nanoseconds of what reads one number at a time, or has few blocks; not-a-number for all else."""
+    ns = np.full(len(operations), np.nan)
+    if not device.multiprocessors or not device.clock_mhz:
+        return ns
+    clocks_ns = device.clock_mhz / 1e3
+    number = by_type(operations.number_type, BYTES, 4.0)
+    is_flat = np.isin(operations.kind, ("elementwise", "copy")) & (operations.rows > 1) & (operations.columns == 1)
+    is_row = (number < 4) & ((kernels == 1) | (kernels == 2) & (operations.columns % (16 / number) != 0))
+    numbers = operations.rows * operations.columns
+    one_by_one = numbers / (ONE_AT_A_TIME * device.multiprocessors * clocks_ns)
+    ns[is_flat | is_row] = one_by_one[is_flat | is_row]
+    own = np.array(["native_batch_norm" in name for name in operations.name.tolist()], np.bool_)
+    turns = operations.columns / _BLOCK_PASS[0] * np.ceil(operations.rows / device.multiprocessors)
+    passes = np.where(operations.is_backward, 3.0, 2.0)  # over the input, and over the gradients
+    ns[own] = (turns * passes * _BLOCK_PASS[1] / clocks_ns)[own]
+    return ns
+
+
+def _is_layer_norm_backward(operations: Operations) -> npt.NDArray[np.bool_]:
+    names = operations.name.tolist()
+    return np.array([name in ("native_layer_norm_backward", "_fused_rms_norm_backward") for name in names], np.bool_)
 
 
 def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: float, constants: Numbers) -> Numbers:
@@ -157,13 +206,11 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
     assert device.clock_mhz is not None
     over, itself, warp, turn, power, again, border, first = constants.tolist()
     number = by_type(operations.number_type, BYTES, 4.0)
-    threads, columns_a_turn = _block(kernel, operations.columns, number)
+    threads, rows_a_block, turns = _block(kernel, operations.columns, number)
     blocks_at_once = np.maximum(_THREADS.get(device.capability or "", 2048) / threads, 1)
-    rows_a_block = 4 if kernel == 1 else 1
     in_flight = np.minimum(operations.rows, device.multiprocessors * blocks_at_once * rows_a_block)
     left = _left_cache(in_flight * operations.columns * number, device, border)
     traffic = operations.bytes * (over + again * left) / bandwidth * 1e9
-    turns = np.ceil(operations.columns / columns_a_turn)
     cycles = np.exp(itself) + np.exp(warp) * threads / 32 + np.exp(turn) * turns
     block = cycles / device.clock_mhz * 1e3
     rounds = operations.rows / (device.multiprocessors * blocks_at_once * rows_a_block)
@@ -173,16 +220,24 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
     return np.asarray(together + first * block)
 
 
-def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Numbers]:
-    """Threads of a block, and columns per iteration of its loop, as PyTorch launches them."""
+def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """Threads of a block, its rows, and turns of its loop, as PyTorch launches them.
+
+    A turn is as many numbers as 16 bytes hold of 32 bits: shorter numbers come more at a time, and take as long each.
+    """
+    ones = np.ones(len(columns))
     vector = 16 / number
-    if kernel == 1:  # each of four warps has a row, each thread one element at a time
-        return np.full(len(columns), 128.0), np.full(len(columns), 32.0)
+    if kernel == 1:  # a warp, or for short rows a part of one, has one row or two; each thread one number at a time
+        padded = 2.0 ** np.ceil(np.log2(np.maximum(columns, 1)))
+        threads_a_row = np.minimum(padded, 32)
+        rows_a_thread = np.where(padded <= _SHORT_COLUMNS, 2.0, 1.0)
+        return 128 * ones, 128 / threads_a_row * rows_a_thread, padded / threads_a_row * rows_a_thread
     if kernel == 3:
-        return np.full(len(columns), float(_BLOCK_THREADS)), _BLOCK_THREADS * vector
-    half = np.floor(np.floor(columns / vector) / 2)
-    threads = np.clip(2.0 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)
-    return threads, threads * vector
+        threads = _BLOCK_THREADS * ones
+    else:
+        half = np.floor(np.floor(columns / vector) / 2)
+        threads = np.clip(2.0 ** np.ceil(np.log2(np.maximum(half, 1))), 32, 1024)
+    return threads, ones, np.ceil(columns / (threads * vector)) * vector / 4
 
 
 def _left_cache(in_flight: Numbers, device: DevicePeaks, border: float) -> Numbers:

@@ -21,17 +21,22 @@ from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.machine.occupancy import blocks_by_limit, product_of
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
 from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
-from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, memory_times, shipped_model
+from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, least_ns, memory_times, shipped_model
 from stepscope.predict.operations import BYTES, UNMEASURED, Numbers, Operations, OperationTimes, by_type, roofline_times
 
 CONVOLUTION_KINDS: Final = ("convolution",)
 NOT_LEARNED: Final = 1.5  # factor on the band for gradients, generations and shapes without timings
 MOST_ROWS: Final = 8192.0  # rows of the largest matrix product in the timings; longer ones take proportionally longer
 SHORT_TYPES: Final = ("fp16", "bf16", "fp8", "int8")
-SHORT_FACTOR: Final = 2.0
 SHORT_WIDER: Final = 5.0
-"""Factor on the time of the equivalent product, and on its band, for convolutions in 16 bits or less, which have no
-timings: in public H100 and MI300X traces they took 2 to 20 times as long, for layouts and small sizes.
+"""Factor on the band of convolutions in 16 bits or less, which have no timings."""
+LAYOUTS: Final = 4
+"""Kernels beside the product that bring tensors into the layout that it needs, in public H100 and MI300X traces."""
+FEW_CHANNELS: Final = 1.5
+FEW_CHANNELS_FACTOR: Final = 6.0
+FEW_INNER: Final = 8.0
+"""Time over the padded product's if padding to whole 16 bytes adds more than FEW_CHANNELS and there is more
+than one point: an image's first layer.
 """
 SEARCHED: Final = 0.4
 """Share of the predicted time that cudnn.benchmark's fastest algorithm took in a public V100 trace; the timings have
@@ -93,18 +98,36 @@ def _product_times(operations: Operations, device: DevicePeaks) -> OperationTime
     # Kernels unfold the input on the fly, so each number is read as often as it is used, if from the cache.
     numbers = rows * operations.inner + operations.inner * operations.columns + rows * operations.columns
     size = by_type(operations.number_type, BYTES, 4.0)
+    products = np.maximum(operations.batch, 1)
+    is_short = np.isin(operations.number_type, SHORT_TYPES)
+    padded = 2 * products * rows * operations.inner * operations.columns
     part = replace(
         operations,
-        flops=operations.flops / parts,
+        flops=np.where(is_short & np.isfinite(padded), padded, operations.flops / parts),
         rows=rows,
-        bytes=np.where(np.isnan(numbers), operations.bytes, numbers * size * np.maximum(operations.batch, 1)),
+        bytes=np.where(np.isnan(numbers), operations.bytes, numbers * size * products),
     )
     alike = matrix_times(part, device)
-    is_short = np.isin(operations.number_type, SHORT_TYPES)
-    parts = np.where(np.isnan(parts), 1.0, parts) * np.where(is_short, SHORT_FACTOR, 1.0)
+    parts = np.where(np.isnan(parts), 1.0, parts)
+    whole = alike.ns + np.maximum(alike.ns - least_ns(device), 0) * (parts - 1)  # one kernel, which starts once
+    ns = np.where(is_short, _short_ns(operations, whole, padded * parts, device), alike.ns * parts)
     wider = np.where(is_short, SHORT_WIDER, np.where(alike.basis == "learned", NOT_LEARNED, 1.0))
     basis = np.where(is_short & (alike.basis == "learned"), "roofline", alike.basis)
-    return OperationTimes(alike.ns * parts, alike.low_ns * parts / wider, alike.high_ns * parts * wider, basis)
+    scale = ns / alike.ns
+    return OperationTimes(ns, alike.low_ns * scale / wider, alike.high_ns * scale * wider, basis)
+
+
+def _short_ns(operations: Operations, product: Numbers, padded: Numbers, device: DevicePeaks) -> Numbers:
+    """Convolutions in 16 bits or fewer: the product, and the layouts that it needs unless it is a plain one."""
+    has_few = (padded > FEW_CHANNELS * operations.flops) & (operations.inner > FEW_INNER) & is_nvidia(device)
+    numbers = operations.bytes / by_type(operations.number_type, BYTES, 2.0)
+    weights = operations.inner * operations.columns
+    with np.errstate(divide="ignore", invalid="ignore"):
+        uses = operations.rows * operations.inner / (numbers - weights - operations.rows * operations.columns)
+    traffic = 2 * operations.bytes / sustained_bandwidth(device) * 1e9
+    layouts = LAYOUTS * least_ns(device) * operations.batch + traffic
+    is_plain = (uses < 1.5) & ~has_few & ~operations.is_backward
+    return np.asarray(product * np.where(has_few, FEW_CHANNELS_FACTOR, 1.0) + np.where(is_plain, 0.0, layouts))
 
 
 def _is_like_timed(operations: Operations) -> npt.NDArray[np.bool_]:
@@ -172,7 +195,48 @@ def _traffic_ns(moved: Numbers, device: DevicePeaks) -> Numbers:
     return moved / device.bandwidth_bytes_s * 1e9
 
 
-_LEARNED: Final = ((MEMORY_KINDS, memory_times), (("matrix",), matrix_times), (CONVOLUTION_KINDS, convolution_times))
+_QUERIES: Final = 128
+_KEYS: Final = 64
+"""Queries and keys of a block of fused attention; it computes whole ones, and masks what a causal one does not need."""
+FUSED_SHARES: Final[Mapping[str, float]] = {"Hopper": 0.35, "CDNA 3": 0.24}
+FUSED_SHARE: Final = 0.6
+"""Share of the peak that fused attention reaches over long sequences: of Ampere and Hopper that of FlashAttention-2,
+as its authors say (Dao, 2023; Shah and others, 2024); of CDNA 3 that of ROCm's in public MI300X traces.
+"""
+BLOCK_CLOCKS: Final[Mapping[str, float]] = {"NVIDIA": 12_000.0, "AMD": 90_000.0}
+"""Clocks of a multiprocessor that each block takes besides, in public H100 and MI300X traces."""
+
+
+def attention_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
+    """PyTorch's fused attention: whole blocks at the share of the peak that it reaches, or traffic, and their own cost.
+
+    Other attention is the roofline: serving engines bring their own kernels, and few queries are shared out by keys.
+    """
+    times = roofline_times(operations, device)
+    shape = operations.rows * operations.columns
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept = np.minimum(operations.flops / (4 * operations.batch * shape * operations.inner), 1.0)
+        blocks = np.ceil(operations.rows / _QUERIES)
+        whole = blocks * _QUERIES * np.ceil(operations.columns / _KEYS) * _KEYS / shape
+        whole += np.where(kept < 1, blocks * _QUERIES**2 / 2 / shape / kept, 0.0)
+    rate = by_type(operations.number_type, device.flops_s) * FUSED_SHARES.get(device.architecture, FUSED_SHARE)
+    arithmetic = operations.flops * whole / rate
+    traffic = operations.bytes / sustained_bandwidth(device)
+    clocks = BLOCK_CLOCKS.get(device.vendor, BLOCK_CLOCKS["NVIDIA"])
+    each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
+    ns = least_ns(device) + np.maximum(arithmetic, traffic) * 1e9 + operations.batch * blocks * each
+    is_fused = np.array(["_attention" in name for name in operations.name.tolist()], np.bool_)
+    ns = np.where(np.isfinite(ns) & is_fused & (operations.rows >= _KEYS), ns, times.ns)
+    scale = ns / times.ns
+    return OperationTimes(ns, times.low_ns * scale, times.high_ns * scale, times.basis)
+
+
+_LEARNED: Final = (
+    (MEMORY_KINDS, memory_times),
+    (("matrix",), matrix_times),
+    (CONVOLUTION_KINDS, convolution_times),
+    (("attention",), attention_times),
+)
 """Kinds of operations with learned models, and the function that predicts them."""
 
 
@@ -203,10 +267,14 @@ def sustained_ns(step_ns: float, loss: float = LONG_LOSS) -> float:
 
 
 def guessed_band(ns: Numbers, low: Numbers, high: Numbers, device: DevicePeaks) -> tuple[Numbers, Numbers]:
-    """The band of times from the datasheet alone: wider for makers of whom no device was measured."""
+    """The band of times from the datasheet alone: as wide as such guesses were off where public traces tell it."""
     if is_nvidia(device):
         return low, high
-    return np.fmin(low, ns * UNMEASURED[0]), np.fmax(high, ns * UNMEASURED[1])
+    if device.vendor in UNMEASURED:
+        least, most = UNMEASURED[device.vendor]
+        return ns * least, ns * most
+    least, most = UNMEASURED[""]
+    return np.fmin(low, ns * least), np.fmax(high, ns * most)
 
 
 START_NS: Final = 2_000.0
@@ -271,10 +339,14 @@ def wave_factors(
     return Factors(factor, *(np.where(np.isfinite(factor), one, np.nan) for one in (low / spread, high * spread)))
 
 
-def scaled_ns(measured_ns: Numbers, factor: Numbers) -> Numbers:
-    """Scale the measured times by the factor, except for start and end, which are the same on every device."""
-    start = np.minimum(measured_ns, START_NS)
-    return start + (measured_ns - start) * factor
+def scaled_ns(measured_ns: Numbers, factor: Numbers, starts: tuple[float, float] = (START_NS, START_NS)) -> Numbers:
+    """Scale the measured times by the factor, except for start and end, which are those of each maker's devices.
+
+    Args:
+        starts: nanoseconds of them on the source and on the target.
+    """
+    start = np.minimum(measured_ns, starts[0])
+    return start * (starts[1] / starts[0]) + (measured_ns - start) * factor
 
 
 def resident_blocks(kernels: pl.DataFrame, device: DevicePeaks) -> Numbers:
@@ -327,12 +399,8 @@ def _peak_ratio(kinds: Sequence[str], source: DevicePeaks, target: DevicePeaks) 
     """Ratio of the rates of large products, in the first number type with a peak on both devices."""
     for kind in kinds:
         if source.flops_s.get(kind) and target.flops_s.get(kind):
-            return _sustained(source, kind) / _sustained(target, kind)
+            return source.sustained(kind) / target.sustained(kind)
     return np.nan
-
-
-def _sustained(device: DevicePeaks, kind: str) -> float:
-    return device.sustained_flops_s.get(kind) or device.flops_s[kind] * device.best_share
 
 
 def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeaks) -> float:
@@ -345,7 +413,7 @@ def _cast_ratio(before: str, after: str, source: DevicePeaks, target: DevicePeak
         before = "fp32"
     if before not in source.flops_s or after not in target.flops_s:
         return np.nan
-    return _sustained(source, before) / _sustained(target, after)
+    return source.sustained(before) / target.sustained(after)
 
 
 def _cycles(device: DevicePeaks) -> float | None:

@@ -74,9 +74,10 @@ def by_type(types: Names, values: Mapping[str, float], otherwise: float = np.nan
 
 USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches where nothing better is known
 WIDEST: Final = 3.0  # factor of the band either way where no model was learned
-UNMEASURED: Final = (0.77, 9.49)
+UNMEASURED: Final[Mapping[str, tuple[float, float]]] = {"AMD": (0.65, 2.76), "": (0.65, 9.28)}
 """Factors on a roofline's time that hold nine of ten kinds of work on devices of makers of whom none was measured for
-the models: `benchmarks/unmeasured_makers.py` derives them from traces of AMD's.
+the models: `benchmarks/unmeasured_makers.py` derives AMD's from public traces. Of other makers there are none: theirs
+reach to what AMD's took before anything was known of it.
 """
 LAUNCH_NS: Final = 2_000.0  # least time of any kernel
 
@@ -105,8 +106,13 @@ class OperationTimes:
 
 
 def roofline_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """Roofline over its usual share, with the widest band: for operations without a learned model."""
-    roof = roofline_ns(operations, device)
+    """Roofline over its usual share, with the widest band: for operations without a learned model.
+
+    Arithmetic is at the rates that the device sustains, where they were measured.
+    """
+    is_measured = device.best_bf16_flops_s is not None
+    rates = {kind: device.sustained(kind) for kind in device.flops_s if is_measured or kind in device.sustained_flops_s}
+    roof = roofline_ns(operations, replace(device, flops_s={**device.flops_s, **rates}))
     ns = np.maximum(roof / USUAL_SHARE, LAUNCH_NS)
     ns = np.where(np.isfinite(roof), ns, np.nan)
     basis = np.where(np.isfinite(roof), "roofline", "unknown")

@@ -23,9 +23,10 @@ from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.cpu_operations import StepFromShapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, limit_of
+from stepscope.predict.ranges import step_band
 from stepscope.predict.served_iterations import ServedIterations, ServedPhase
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, joint_band, work_times
+from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, work_times
 from stepscope.trace import Trace, TraceWarning
 from stepscope.trace.model import Displayed
 from stepscope.whatif.experiment import Experiment
@@ -54,7 +55,7 @@ class StepPrediction:
     """Mean step on a device; times in nanoseconds, None where refused or unknown.
 
     Attributes:
-        step_ns, low_ns, high_ns: the estimate, and the band in which nine of ten are expected to lie.
+        step_ns, low_ns, high_ns: the estimate, and its range (`stepscope.predict.ranges.HELD`).
         bases: share of the measured device time by how the target's was found, the largest first; of a trace without
             device work the share of the operators' time.
         phases: iterations of a recorded server; empty for other programs.
@@ -307,7 +308,7 @@ class StepPredictor:
         """Factors on the duration of each work (expected, low and high), with notes."""
         measured = times.measured_ns
         known = np.isfinite(times.ns) & (measured > 0)
-        low, high = joint_band(
+        low, high = step_band(
             np.where(known, times.ns, 0.0),
             np.where(known, times.low_ns, 0.0),
             np.where(known, times.high_ns, 0.0),

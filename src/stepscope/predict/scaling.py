@@ -24,8 +24,9 @@ from stepscope.predict.buckets import BUCKET_BYTES, CutExperiment, buckets_of, g
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
 from stepscope.predict.limits import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
+from stepscope.predict.ranges import step_band
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.predict.work_times import WorkTimes, joint_band, work_times
+from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace.nesting import Rows
 from stepscope.whatif.experiment import Experiment
 from stepscope.whatif.graph import Graph
@@ -355,7 +356,7 @@ class TargetGraph:
     """Dependency graph of the recorded device or of another one.
 
     Attributes:
-        low, high: graph with all work but communication at the ends of its joint band; None without communication,
+        low, high: graph with all work but communication at the ends of its range; None without communication,
             since the step's own band then includes it.
     """
 
@@ -412,8 +413,8 @@ def _factors(times: WorkTimes, ns: Numbers) -> Numbers:
 
 
 def _ends(experiment: Experiment, times: WorkTimes, exchanged: npt.NDArray[np.bool_]) -> tuple[Numbers, Numbers]:
-    """Ends of the joint band of all work but communication, which stays at its estimate."""
+    """Ends of the range of all work but communication, which stays at its estimate."""
     known, kinds = np.isfinite(times.ns), CalledOperations.of(experiment.trace)
     ns = np.where(known, times.ns, 0.0)
     low, high = (np.where(known & ~exchanged, end, ns) for end in (times.low_ns, times.high_ns))
-    return joint_band(ns, low, high, kinds.kinds, kinds.calls, experiment.works)
+    return step_band(ns, low, high, kinds.kinds, kinds.calls, experiment.works)

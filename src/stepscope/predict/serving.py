@@ -25,7 +25,8 @@ from stepscope.predict.batch import KEPT_FREE
 from stepscope.predict.limits import TABLE_ERROR, Link, link_of
 from stepscope.predict.operation_times import guessed_band, operation_times
 from stepscope.predict.operations import BYTES, Operations, roofline_ns
-from stepscope.predict.work_times import KNOWLEDGE, joint_band
+from stepscope.predict.ranges import joint_band
+from stepscope.predict.work_times import KNOWLEDGE
 
 WEIGHTS: Final = ("bf16", "fp16", "fp8")
 CACHES: Final = ("bf16", "fp16", "fp8")

@@ -50,11 +50,17 @@ class Dimensions(NamedTuple):
 
 
 UNKNOWN: Final = Dimensions()
+_COPIES: Final = ("copy", "clone", "contiguous", "_to_copy")
+_CHANNELS_AT_ONCE: Final = 8  # convolutions in 16 bits pad their channels to a multiple: 16 bytes
 Formula: TypeAlias = Callable[[Call], Dimensions]
 
 
 def dimensions(name: str, call: Call, output: Shape | None = None) -> Dimensions:
-    """Compute the dimensions of a call; a call that is neither a product nor row-wise is one row of its output numbers.
+    """Compute the dimensions of a call.
+
+    A call that is neither a product nor row-wise is one row of its output numbers, or as many rows of one number if
+    its kernel reads one at a time: for operands that are broadcast, and for copies of three dimensions or more, which
+    mostly permute them.
 
     Args:
         name: such as "aten::mm".
@@ -68,7 +74,11 @@ def dimensions(name: str, call: Call, output: Shape | None = None) -> Dimensions
     shapes = [shape for index in range(len(call.shapes)) if (shape := call.shape(index))]
     spread = broadcast(shapes) if shapes else None
     numbers = prod(spread) if spread is not None else max(map(prod, shapes), default=None)
-    return UNKNOWN if numbers is None else _floats(1, 1, numbers, 1)
+    if numbers is None:
+        return UNKNOWN
+    is_broadcast = spread is not None and any(1 < prod(shape) < numbers for shape in shapes)
+    is_permuted = short in _COPIES and len(shapes[0]) > 2
+    return _floats(1, numbers, 1, 1) if is_broadcast or is_permuted else _floats(1, 1, numbers, 1)
 
 
 # Products
@@ -131,7 +141,10 @@ def _convolution(layout: Layout, call: Call, output: Shape | None) -> Dimensions
         if spatial is None:
             return UNKNOWN
         points = (given[0], weight[0], *spatial)
-    return _floats(products, points[0] * prod(points[2:]), weight[0], prod(weight[1:]))
+    channels = weight[1]
+    if ELEMENT_BYTES[call.type(layout.weight)] == 2:
+        channels = -(-channels // _CHANNELS_AT_ONCE) * _CHANNELS_AT_ONCE
+    return _floats(products, points[0] * prod(points[2:]), weight[0], channels * prod(weight[2:]))
 
 
 def _attention(query: int, *, heads_first: bool = True) -> Formula:

@@ -48,6 +48,7 @@ from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.diagnosis.recording_costs import Contention, contention_of
 from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.predict.memory_times import least_ns
 from stepscope.predict.operation_times import (
     guessed_band,
     scaled_ns,
@@ -66,6 +67,7 @@ from stepscope.predict.operations import (
     tf32_of,
     types_on,
 )
+from stepscope.predict.ranges import HOST, widths
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
@@ -107,6 +109,10 @@ IMPLAUSIBLE: Final = 20.0
 """Ratio of measured time to the target's prediction at which an unknown device must have done something else than the
 shapes say. Between the T4 and the H200, seven years apart, memory bandwidth and peak FP16 arithmetic differ 15
 times.
+"""
+RECORDED_SHARE: Final = 0.5
+"""Share of a recorded kernel's band that counts against the target's own model where makers differ: of the values from
+0.25 to 1 that either of two programs recorded on both makers' devices chooses (`benchmarks/unmeasured_makers.py`).
 """
 _WORTH_SAYING: Final = 0.01  # share of device work that deserves a note
 _HOST_COPIES: Final = ("copy_in", "copy_out")
@@ -160,7 +166,7 @@ class _Times:
 
     def __init__(self, measured: Numbers) -> None:
         self.measured = measured
-        self.ns, self.low, self.high, self.alternative = (np.full(len(measured), np.nan) for _ in range(4))
+        self.ns, self.low, self.high = (np.full(len(measured), np.nan) for _ in range(3))
         self.basis = np.full(len(measured), "unknown", dtype="U16")
         self.refused = np.zeros(len(measured), np.bool_)
         self.notes: dict[str, None] = {}
@@ -180,11 +186,6 @@ class _Times:
         """Scale measured times, except for a kernel's start and end, by the expected, low and high factors."""
         ns, low, high = (scaled_ns(self.measured[rows], np.broadcast_to(one, len(rows))) for one in factors)
         self.answer(rows, basis, ns, low, high)
-
-    def widen(self, rows: Rows) -> None:
-        """Let the bands reach to the alternative times."""
-        for ends, outermost in ((self.low, np.fmin), (self.high, np.fmax)):
-            ends[rows] = outermost(ends[rows], self.alternative[rows])
 
     def open(self, which: Mask) -> Rows:
         """Rows of the mask without an answer that may have one."""
@@ -279,12 +280,36 @@ class _Device:
         self._answer_known(rows, learned, "learned ratio", ends)
         if self.source.vendor == self.target.vendor:
             self._answer_known(rows, ~learned, "roofline ratio", ends)
-        else:  # recorded kernels tell more than two makers' datasheets, which widen the range, except in another type
-            times.alternative[rows] = np.where(learned, np.nan, ends[0])
+        else:
             carries_over = self._runs_kernels and self.source.vendor in _KERNEL_MAKERS
             guessed = calls.cast.changed[place] if carries_over else np.ones(len(rows), np.bool_)
             self._answer_known(rows, ~learned & guessed, "datasheet", ends)
+            if carries_over:
+                self._answer_between_makers(times.open(np.isin(np.arange(len(times.ns)), rows[~learned])), after)
         self._refuse(rows, place, after)
+
+    def _answer_between_makers(self, rows: Rows, after: OperationTimes) -> None:
+        """Answer calls whose kernels another maker's replace: between the recorded ones, scaled, and its own model.
+
+        Each counts by the inverse of its band's square, so what was learned of the target counts most. The band holds
+        what both are expected to err, and a share of what they differ.
+        """
+        assert self.source is not None
+        place, count = self.calls.of_work[rows], len(after.ns)
+        factors = wave_factors(self.calls.trace.device_work[rows], self.source, self.target)
+        starts = least_ns(self.source), least_ns(self.target)
+        scaled, low, high = (
+            scaled_ns(self.times.measured[rows], one, starts) for one in (factors.factor, factors.low, factors.high)
+        )
+        sums = [np.bincount(place, one, count).astype(np.float64) for one in (scaled, low, high)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.log(after.ns / sums[0])
+            recorded, own = (np.log(most / least) / 2 for least, most in (sums[1:], (after.low_ns, after.high_ns)))
+            weight = 1 / (1 + (own / (RECORDED_SHARE * recorded)) ** 2)
+            width = np.sqrt((1 - weight) * recorded**2 + weight * (1 - weight) * apart**2)
+        factor = np.exp(weight * apart)[place]
+        spread = np.exp(width)[place]
+        self.times.answer(rows, "wave scaling", scaled * factor, scaled * factor / spread, scaled * factor * spread)
 
     def _answer_known(self, rows: Rows, chosen: Mask, basis: str, ends: tuple[Numbers, ...]) -> None:
         ns, low, high = (one[chosen] for one in ends)
@@ -370,8 +395,11 @@ class _Device:
         self._note_lacking(one.precision or "" for one in map(arithmetic, names) if one.is_matrix)
         if self._is_same and traffic == (1.0, 1.0):
             self.times.keep(rows[factors.factor == 1], "same device")
-        self.times.scale(rows, "wave scaling", factors.factor, factors.low, factors.high)
-        self.times.widen(rows)
+        starts = least_ns(self.source), least_ns(self.target)
+        ends = (
+            scaled_ns(self.times.measured[rows], one, starts) for one in (factors.factor, factors.low, factors.high)
+        )
+        self.times.answer(rows, "wave scaling", *ends)
 
 
 def _kernels_are_low(work: pl.DataFrame) -> bool:
@@ -414,17 +442,7 @@ def _floored(measured: Numbers, factor: Numbers) -> Numbers:
     return np.where(np.isfinite(factor), np.maximum(measured * factor, least), np.nan)
 
 
-Labels = npt.NDArray[np.str_]
-
 _NEVER: Final = np.iinfo(np.int64).min
-
-PRODUCTS: Final = ("matrix", "convolution", "attention")
-COMMON: Final = 0.5
-"""Common share of the error variance of different PRODUCTS of one kind on a device; other kinds share all of it.
-
-It is 0.21 for products of all shapes on GPUs that were held out, 0.78 for element-wise work, 0.79 for softmax and 0.30
-for normalisation (benchmarks/error_correlation.py). Products of one model are more alike than those of all shapes.
-"""
 LEAST_LAUNCHED: Final = 0.5
 """Share of device time launched by a recorded host thread, below which a replay is not reliable."""
 HOST_WORK: Final = (
@@ -447,7 +465,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True, slots=True)
 class StepRange:
-    """Mean step as expected, and the range in which nine of ten are expected to lie."""
+    """Mean step as expected, and its range (`stepscope.predict.ranges.HELD`)."""
 
     expected: ReplayedStep  # with expected durations
     low_ns: float
@@ -550,8 +568,17 @@ class StepReplays:
         if self.shows_only_launches:
             idle_ns = max(self.measured_ns - self.measured_device_ns, 0.0) * self._host_factor
             shortest = min(shortest, idle_ns + least.device_ns)
-        ends = step.step_ns, shortest, most.step_ns
-        return StepRange(step, min(ends), max(ends))
+        below, above = self._host_ns(step)
+        shortest = step.step_ns - float(np.hypot(max(step.step_ns - shortest, 0.0), below))
+        longest = step.step_ns + float(np.hypot(max(most.step_ns - step.step_ns, 0.0), above))
+        return StepRange(step, shortest, longest)
+
+    def _host_ns(self, step: ReplayedStep) -> tuple[float, float]:
+        """How much less and more of the time in which no device works another recording may show."""
+        if step.step_ns == self.measured_ns and (step.factors == 1.0).all():
+            return 0.0, 0.0
+        idle_ns, width = max(step.step_ns - step.device_ns, 0.0), widths()[HOST]
+        return idle_ns * -float(np.expm1(-width)), idle_ns * float(np.expm1(width))
 
     def with_host_time(
         self,
@@ -606,39 +633,3 @@ class StepReplays:
         if not total or (factors[works] == 1.0).all():
             return 1.0
         return float((durations * factors[works]).sum() / total)
-
-
-def joint_band(
-    expected: Numbers, low: Numbers, high: Numbers, kinds: Labels, calls: npt.NDArray[np.int64], rows: Rows
-) -> tuple[Numbers, Numbers]:
-    """Narrow the band of each work so that all works together at an end are as rare as one of them at its own.
-
-    Works of one call (the same operator on the same shapes) have one error, and so have works of one kind outside of
-    PRODUCTS, such as all that a datasheet tells. Errors of different products of a kind share a part of their variance,
-    COMMON; the rest is independent, as are errors of different kinds. With d the sum of a call's distances to its end,
-    every band is shortened to D / (sum of d) of its length, where D^2 is the sum over kinds of
-    COMMON * (sum of d)^2 + (1 - COMMON) * (sum of d^2).
-
-    Args:
-        expected, low, high: nanoseconds of each work; shape (n,).
-        kinds, calls: kind of each work, and the index of its distinct call; shape (n,).
-        rows: the works that count.
-    """
-    below, above = expected - low, high - expected
-    shares = [_narrowing(distances[rows], kinds[rows], calls[rows]) for distances in (below, above)]
-    return expected - below * shares[0], expected + above * shares[1]
-
-
-def _narrowing(distances: Numbers, kinds: Labels, calls: npt.NDArray[np.int64]) -> float:
-    """Length of the joint band as a share of the sum of all; 1 for a single call."""
-    total = float(distances.sum())
-    if total <= 0:
-        return 1.0
-    squared = 0.0
-    for kind in np.unique(kinds).tolist():
-        chosen = kinds == kind
-        _, number = np.unique(calls[chosen], return_inverse=True)
-        sums = np.bincount(number.ravel(), distances[chosen])
-        common = COMMON if kind in PRODUCTS else 1.0
-        squared += common * float(sums.sum()) ** 2 + (1 - common) * float((sums**2).sum())
-    return float(np.sqrt(squared)) / total

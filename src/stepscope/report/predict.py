@@ -14,6 +14,7 @@ from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
+from stepscope.predict.ranges import HELD
 from stepscope.predict.scaling import ScaledStep
 from stepscope.predict.work_times import KNOWLEDGE
 from stepscope.report.document import (
@@ -202,22 +203,26 @@ def _times(answer: PredictedSteps, total: int) -> Iterator[Section]:
     how = f" in {answer.precision}" if answer.precision else ""
     if answer.batch != answer.recorded_batch:
         how += f" with {count(answer.batch or 0)} samples instead of {count(answer.recorded_batch or 0)}"
-    bounds = answer.why_not is not None or answer.from_shapes
-    range_words = "and between which bounds" if bounds else "and where nine of ten should lie"
+    range_words = "and between which bounds" if _has_bounds(answer) else f"and its {100 * HELD:.0f} % range"
     table = pl.DataFrame([_row(each) for each in answer.predictions], schema=_COLUMNS)
-    table = table.drop([name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height])
-    exact = any(
-        each.limit == "host" and each.low_ns == each.high_ns and each.device.name != answer.device
-        for each in answer.predictions
-    )
-    meaning = texts(_OF_THE_HOST if exact and not bounds else "")
+    unsaid = {name for name in ("samples_per_s", "fits_memory") if table[name].null_count() == table.height}
+    if any(each.phases for each in answer.predictions):
+        unsaid.add("samples_per_s")  # a server's batch is tokens
+    table = table.drop(unsaid)
+    by_host = any(each.limit == "host" and each.device.name != answer.device for each in answer.predictions)
+    meaning = texts(_OF_THE_HOST if by_host and not _has_bounds(answer) else "")
     yield Section(f"What {_whole(answer)} would take{how}, {range_words}", (Table(table, "devices", total), *meaning))
 
 
 _OF_THE_HOST: Final = (
-    "A time without a range is the recorded host's: the device works in its shadow. How much faster or slower another "
-    "host is, the trace does not say; --host-factor takes a guess."
+    "Where the host limits, the range is what the recorded host takes another time. The trace does not say how much "
+    "faster or slower another host is; --host-factor takes a guess."
 )
+
+
+def _has_bounds(answer: PredictedSteps) -> bool:
+    """Whether ranges are from one extreme to the other, which no share of steps is known for."""
+    return answer.why_not is not None or answer.from_shapes
 
 
 def _row(prediction: StepPrediction) -> dict[str, Any]:
@@ -342,6 +347,7 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         steps={"source": "recorded" if answer.stepped else "none", "count": answer.step_count},
         step_ns=answer.measured_ns,
         **fields(answer, *names, "memory"),
+        range_holds=None if _has_bounds(answer) else HELD,
         predictions=[_prediction(each) for each in answer.predictions],
         sentences=sentences(predict_document(answer)),
         unreadable=answer.unreadable,

@@ -112,6 +112,15 @@ def test_a_rank_of_thousands_of_digits_hides_no_other_run(tmp_path: Path) -> Non
     assert set(found(tmp_path)) == {".", "odd", "odd/host_1.1.pt.trace.json.gz"}
 
 
+def test_a_log_folder_of_too_many_folders_is_said_to_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepscope.integrations.tensorboard._MOST_FOLDERS", 3)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    written(tmp_path / "d", "host_1", 1)
+    with pytest.raises(NoDocument, match="in the first 3 folders"):
+        LogFolder(str(tmp_path)).meant("latest")
+
+
 class Asked:
     """The plugin as TensorBoard calls it."""
 

@@ -226,3 +226,34 @@ def test_long_elementwise_kernels_of_recordings_take_what_their_traffic_tells(
     ratio = times.ns / calls["device_ns"].to_numpy()
     assert float(np.median(ratio)) == pytest.approx(1, abs=0.06)
     assert np.mean((ratio > 0.7) & (ratio < 1.35)) > 0.9
+
+
+def test_what_reads_one_number_at_a_time_takes_a_clock_of_a_multiprocessor_for_each() -> None:
+    """Twice the bytes a number take no longer; contiguous numbers are limited by the memory alone."""
+    numbers = 1e8
+    device = named_device("A100-SXM4-80GB")
+    by_hand = numbers / (108 * 1.41)
+    strided, contiguous = (
+        one_operation("copy", rows=rows, columns=numbers / rows, moved=4 * numbers) for rows in (numbers, 1.0)
+    )
+
+    assert memory_times(strided, device).ns[0] == pytest.approx(by_hand, rel=0.01)
+    assert memory_times(contiguous, device).ns[0] < 0.5 * by_hand
+
+
+def test_rows_of_16_bits_that_are_no_multiple_of_16_bytes_are_slower() -> None:
+    device = named_device("H100-SXM")
+    odd, even = (
+        memory_times(one_operation("softmax", 3e5, columns, 4 * 3e5 * columns, "bf16"), device).ns[0]
+        for columns in (3137.0, 3136.0)
+    )
+
+    assert odd > 1.3 * even
+
+
+def one_operation(kind: str, rows: float, columns: float, moved: float, number_type: str = "bf16") -> Operations:
+    ones, number = np.ones(1), np.array([rows])
+    return Operations(
+        np.array([kind]), np.array([kind]), np.array([number_type]), np.zeros(1), np.array([moved]), ones,
+        number, np.array([columns]), ones, np.zeros(1, np.bool_),
+    )  # fmt: skip

@@ -158,7 +158,7 @@ def test_nothing_was_measured_on_other_makers() -> None:
 
     assert decode is not None
     assert decode.knowledge == {"datasheet times a constant": pytest.approx(1)}
-    assert decode.high_ns > 4 * decode.ns
+    assert decode.high_ns > 2 * decode.ns
 
 
 def test_the_report_names_what_does_not_fit() -> None:

@@ -55,7 +55,10 @@ def test_empty() -> None:
         ("aten::native_batch_norm", "[[6, 5, 4, 3], [5], [5], [5], [5]]", (1, 5, 72, 1)),
         ("aten::_softmax", "[[6, 5, 4], [], []]", (1, 30, 4, 1)),
         ("aten::relu_", "[[6, 5]]", (1, 1, 30, 1)),
-        ("aten::add", "[[6, 1], [5], []]", (1, 1, 30, 1)),
+        ("aten::add", "[[6, 5], [6, 5], []]", (1, 1, 30, 1)),
+        ("aten::add", "[[6, 1], [5], []]", (1, 30, 1, 1)),
+        ("aten::copy_", "[[6, 5], [6, 5], []]", (1, 1, 30, 1)),
+        ("aten::copy_", "[[6, 5, 4], [6, 5, 4], []]", (1, 120, 1, 1)),
         ("aten::mm", "[[0, 4], [4, 2]]", (1, 0, 2, 4)),
     ],
 )
@@ -215,7 +218,10 @@ def test_products_of_real_traces_have_the_dimensions_of_their_arithmetic(name: s
     products = found.select(np.isin(found.kind, ("matrix", "convolution")) & np.isfinite(found.flops))
     assert len(products) > 100
     assert set(found.kind.tolist()) <= {*KINDS, ""}
-    assert np.array_equal(products.flops, 2 * products.batch * products.rows * products.columns * products.inner)
+    arithmetic = 2 * products.batch * products.rows * products.columns * products.inner
+    padded = products.flops < arithmetic  # few channels, in 16 bits
+    assert np.array_equal(products.flops[~padded], arithmetic[~padded])
+    assert set(products.kind[padded].tolist()) <= {"convolution"}
 
 
 def test_distinct_operations_are_predicted_once_for_each_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,11 +88,11 @@ def test_a_guess_from_the_datasheet_is_called_so_and_is_as_wide_as_such_guesses_
         found = work_times(one_call("aten::mm", LARGE, HALF), named_device(target))
 
         assert found.basis.tolist() == ["datasheet"], target
-        assert found.low_ns[0] <= found.ns[0] * UNMEASURED[0]
-        assert found.high_ns[0] >= found.ns[0] * UNMEASURED[1]
+        assert found.low_ns[0] <= found.ns[0] * UNMEASURED[""][0]
+        assert found.high_ns[0] >= found.ns[0] * UNMEASURED[""][1]
     unknown = work_times(one_call("aten::mm", LARGE, HALF, device=None), named_device("MI300X"))
     assert unknown.basis.tolist() == ["datasheet"]
-    assert unknown.high_ns[0] >= unknown.ns[0] * UNMEASURED[1]
+    assert unknown.high_ns[0] >= unknown.ns[0] * UNMEASURED["AMD"][1]
 
 
 def test_between_makers_the_recorded_kernel_is_transferred() -> None:
@@ -341,3 +341,16 @@ def test_shapes_do_not_tell_what_took_implausibly_long() -> None:
 
     assert found.basis.tolist() == ["shapes", "unknown"]
     assert found.notes[0].startswith("for 52% of the time of operators with shapes the recorded device")
+
+
+def test_between_makers_what_was_learned_of_the_target_counts_most() -> None:
+    """A product that took ten times what it would on the target: the time is far nearer to the target's own model."""
+    trace = one_call("aten::mm", LARGE, HALF, device=Device("0", "AMD Instinct MI300X"))
+    found = work_times(trace, named_device("H100-SXM"))
+    _, operations = operations_of_calls(trace)
+    own = operation_times(operations, named_device("H100-SXM")).ns[0]
+    apart = abs(np.log(found.measured_ns[0] / own))
+
+    assert found.basis.tolist() == ["wave scaling"]
+    assert found.low_ns[0] < found.ns[0] < found.high_ns[0]
+    assert abs(np.log(found.ns[0] / own)) < apart / 2

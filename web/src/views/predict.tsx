@@ -110,7 +110,7 @@ function Predictions({ document }: { document: Document }) {
   return (
     <>
       <p>
-        A step takes <b>{duration(step_ns)}</b> as recorded. <span class="muted">On others, with the range that it is in:</span>
+        A step takes <b>{duration(step_ns)}</b> as recorded. <span class="muted">On others, {document.range_holds == null ? "between which bounds" : `with the range that ${share(document.range_holds)} of steps should lie in`}:</span>
       </p>
       <Table name="predicted" label="devices" columns={known} rows={predictions} sort="place" />
     </>

@@ -59,6 +59,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from stepscope.diagnosis.finding import Location
 from stepscope.diagnosis.lines.costs import calls_at
 from stepscope.diagnosis.lines.function_work import FunctionWork, Work, figures_of, least, left_of, remedy_of, said_of
 from stepscope.diagnosis.loading import (
@@ -108,7 +109,8 @@ def check(view: View, limits: Limits) -> Answers:
         yield _of_kept(view, loading, kept)
         return
     where = places_of(view, loading, costly)
-    remedy = _remedy(costly, calls_at(view, where[0]) if where else ())
+    costliest = _of_samples(view, where)
+    remedy = _remedy(costly, costliest, calls_at(view, costliest) if costliest is not None else ())
     if source is not None:
         remedy, where = remedy_of(source, is_collate=costly.stage == "collate"), (*source.where, *where)
     yield Found(
@@ -131,6 +133,12 @@ def check(view: View, limits: Limits) -> Answers:
         where=where,
         change=scaled_cause("input", 1.0 - saving / loading.wait_ns),
     )
+
+
+def _of_samples(view: View, places: tuple[Location, ...]) -> Location | None:
+    """The costliest place that can be in what makes samples: a function that steps the optimizer only asks for them."""
+    loops = {(each.file, each.function) for each in view.locations(view.pieces_of("optimizer"))}
+    return next((each for each in places if (each.file, each.function) not in loops), None)
 
 
 def _of_kept(view: View, loading: Loading, kept: Work) -> Found:
@@ -221,11 +229,11 @@ def _saving_ns(view: View, loading: Loading, costly: Costly) -> int:
     return loading.saved_ns(view, loading.workers, costly.avoidable * loading.load.batch_ns)
 
 
-def _remedy(costly: Costly, called: tuple[str, ...]) -> Remedy:
+def _remedy(costly: Costly, costliest: Location | None, called: tuple[str, ...]) -> Remedy:
     """What to change.
 
     Args:
-        called: names of what the costliest line calls.
+        costliest: the line that takes most, if known; `called`: names of what it calls.
     """
     if costly.stage == "sampler":
         return Remedy(
@@ -245,6 +253,7 @@ def _remedy(costly: Costly, called: tuple[str, ...]) -> Remedy:
             "    return torch.stack(inputs), torch.tensor(targets)",
         )
     function = costly.name.rpartition(".")[2]
+    inner = costly.name if costliest is None or costliest.function == function else costliest.function
     names = " and ".join(f"{name}()" for name in called[:3])
     text = (
         f"Let {costly.name} work on arrays instead of in a Python loop, or keep its results: what is the same in every "
@@ -252,12 +261,12 @@ def _remedy(costly: Costly, called: tuple[str, ...]) -> Remedy:
     )
     if not READING.isdisjoint(called):
         text = (
-            f"The costliest line of {costly.name} calls {names}: read and decode each sample once, and keep what comes "
+            f"The costliest line of {inner} calls {names}: read and decode each sample once, and keep what comes "
             "of it in memory or in one memory-mapped file (numpy.memmap, Arrow)."
         )
     elif names:
         text = (
-            f"The costliest line of {costly.name} calls {names} for each sample: do what is the same in every epoch "
+            f"The costliest line of {inner} calls {names} for each sample: do what is the same in every epoch "
             "once, before training, and keep its result, at the size that the model sees; do what is random on whole "
             "batches, with tensor operators."
         )
