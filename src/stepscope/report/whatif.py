@@ -125,6 +125,15 @@ def trust_sentences(measured: AsMeasured) -> list[str]:
     return [f"{sentence}."]
 
 
+def _contended(answer: Answer) -> str:
+    if not answer.contended_share:
+        return ""
+    return (
+        f"The machine was busy: for {share(answer.contended_share)} of the steps' time their thread waited for a "
+        "processor. Savings here hold part of that time; those of stepscope diagnose do not."
+    )
+
+
 def prospect_sentence(prospect: Prospect, measured: AsMeasured) -> str:
     """Format "a step would take 118.5 ms instead of 174.9 ms: 56.3 ms (32.2 %) less"."""
     what = "a step" if measured.stepped else "the recording"
@@ -154,7 +163,7 @@ def _head(answer: Answer) -> Iterator[Block]:
     measured = answer.measured
     warnings = [f"While reading: {warning_sentence(warning)}." for warning in measured.warnings]
     head = f"{file_name(measured.path)}: {measured_sentence(measured)}."
-    yield Section("", texts(head, *trust_sentences(measured), *warnings), is_quiet=True)
+    yield Section("", texts(head, *trust_sentences(measured), _contended(answer), *warnings), is_quiet=True)
     if answer.together is None:
         return
     prospect = prospect_sentence(answer.together, measured)

@@ -143,6 +143,7 @@ class Answer(Displayed):
         path: critical path with any changes, as from `critical_path`; None if not requested.
         slack: as from `slack_of_operators`, for the measured steps; None if not requested.
         curve: as from `speed_up_curve`, for the measured steps; None if not requested.
+        contended_share: part of the measured steps in which their thread waited for a processor, if noticeable.
     """
 
     measured: AsMeasured
@@ -154,6 +155,7 @@ class Answer(Displayed):
     path: pl.DataFrame | None = None
     slack: pl.DataFrame | None = None
     curve: pl.DataFrame | None = None
+    contended_share: float = 0.0
 
 
 @dataclass

@@ -169,6 +169,7 @@ def answer_to(arguments: argparse.Namespace, view: View, tried: Tried | None = N
     rows = _CURVE_TOP if arguments.top is None else arguments.top or _ALL  # each takes a few replays
     return dataclasses.replace(
         answer,
+        contended_share=0.0 if view.contention is None else view.contention.share,
         job=_job(arguments) if changes else None,
         path=critical_path(experiment, done) if arguments.critical_path else None,
         slack=slack_of_operators(experiment) if arguments.slack else None,
