@@ -114,7 +114,7 @@ def _left(path: Path, folder: Path) -> Left | None:
         sums[:, place] = [float(column.sum()) for column in columns]
     long = known & (calls.operations.kind == "matrix") & (predicted > SHORT_NS)
     products = measured[long] / predicted[long]
-    return Left(str(path.relative_to(folder)), device, kinds, *sums, products) if kinds else None
+    return Left(str(path.relative_to(folder)), device, kinds, *sums, products=products) if kinds else None
 
 
 def _print_kinds(traces: list[Left]) -> None:

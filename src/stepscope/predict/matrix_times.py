@@ -37,8 +37,8 @@ to their makers.
 CACHE_BYTES_PER_CLOCK: Final = 8.0
 """Last-level cache bandwidth per multiprocessor, where that exceeds the memory's: on the L40S."""
 AMD_SLOWER: Final = 1.12
-"""Factor on the law of tiles: the median of four public MI300X traces, whose products are not square as those of the
-published rates are (`benchmarks/unmeasured_makers.py` prints what is left of it).
+"""Factor on the law of tiles where arithmetic limits: the median of four public MI300X traces, whose products are not
+square as those of the published rates are (`benchmarks/unmeasured_makers.py` prints what is left of it).
 """
 ISSUE_SHARE: Final = 0.9
 """Share of the FP32 peak that products can reach at most where a multiprocessor has 128 lanes (from 8.6 on): each
@@ -437,8 +437,9 @@ def _amd_times(operations: Operations, device: DevicePeaks, law: TileLaw) -> Ope
     for kind in np.unique(operations.number_type).tolist():
         chosen = operations.number_type == kind
         of_kind, rates = operations.select(chosen), _amd_rates(device, kind)
-        seconds = [best_seconds(constants, of_kind, device, rates, tile) for tile in CHOSEN]
-        ns[chosen] = START_NS + (np.min(seconds, axis=0) * 1e9 - START_NS) * AMD_SLOWER
+        seconds = np.min([best_seconds(constants, of_kind, device, rates, tile) for tile in CHOSEN], axis=0)
+        by_arithmetic = of_kind.flops / rates.peak > of_kind.bytes / rates.bandwidth
+        ns[chosen] = START_NS + (seconds * 1e9 - START_NS) * np.where(by_arithmetic, AMD_SLOWER, 1.0)
     return OperationTimes(ns, ns / WIDEST, ns * WIDEST, np.full(len(ns), "roofline"))
 
 
