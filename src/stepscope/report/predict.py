@@ -132,6 +132,9 @@ def _what_helps(prediction: StepPrediction) -> str:
     return "what limits it is not in the trace"
 
 
+_NAMED: Final = 5  # devices that a sentence names though they are all there are
+
+
 def _sentences(answer: PredictedSteps) -> Iterator[str]:
     """One sentence per device; devices with the same sentence share one."""
     groups: dict[str, list[StepPrediction]] = {}
@@ -139,7 +142,8 @@ def _sentences(answer: PredictedSteps) -> Iterator[str]:
         alike = each.step_ns is not None and each.fits is not False
         groups.setdefault(_what_helps(each) if alike else _without_time(each), []).append(each)
     for what, alike_ones in groups.items():
-        names = ", ".join(each.device.name for each in alike_ones)
+        is_all = len(alike_ones) == len(answer.predictions) > _NAMED
+        names = "All of them" if is_all else ", ".join(each.device.name for each in alike_ones)
         if len(alike_ones) == 1 or alike_ones[0].step_ns is None or alike_ones[0].fits is False:
             sentence = prediction_sentence(alike_ones[0], answer) if len(alike_ones) == 1 else what
         else:
