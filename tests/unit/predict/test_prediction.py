@@ -18,6 +18,7 @@ from stepscope.trace import Metadata, Trace
 from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif.experiment import Experiment
+from tests.unit.diagnosis.rules.host_steps import counted
 from tests.unit.predicting import predict_step
 from tests.unit.recording import Recording
 from tests.unit.waiting_twice import US, waiting_twice
@@ -412,3 +413,14 @@ def test_iterations_in_graphs_say_so_and_trainings_have_none() -> None:
     assert [each.graph_share for each in predict_step(server(*decode, graph=True), device(1000)).phases] == [1.0]
     assert [each.graph_share for each in predict_step(server(*decode), device(1000)).phases] == [0.0]
     assert predict_step(copying(), device(1000)).phases == ()
+
+
+def test_a_speed_up_is_over_the_step_without_waits_for_a_processor() -> None:
+    """The thread waits for 300 of 1000 us: on the same device the step takes the other 700, which is no gain."""
+    a100 = named_device("A100-SXM4-80GB")
+    trace = counted(thread_waiting_ns=300 * US, device=True, unit_ns=US)
+
+    found = StepPredictor(Experiment(trace), source=a100).on(a100)
+
+    assert found.step_ns == pytest.approx(700 * US)
+    assert found.speed_up == pytest.approx(1.0)
