@@ -114,7 +114,9 @@ def _left(path: Path, folder: Path) -> Left | None:
         sums[:, place] = [float(column.sum()) for column in columns]
     long = known & (calls.operations.kind == "matrix") & (predicted > SHORT_NS)
     products = measured[long] / predicted[long]
-    return Left(str(path.relative_to(folder)), device, kinds, *sums, products=products) if kinds else None
+    if not kinds:
+        return None
+    return Left(str(path.relative_to(folder)), device, kinds, sums[0], sums[1], sums[2], sums[3], sums[4], products)
 
 
 def _print_kinds(traces: list[Left]) -> None:
