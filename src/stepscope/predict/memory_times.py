@@ -138,7 +138,7 @@ def is_older(device: DevicePeaks) -> bool:
 def kernel_of(operations: Operations, device: DevicePeaks) -> npt.NDArray[np.int64]:
     """Index in KERNELS for each operation's kernel; "flat" where its rows or the device's units are unknown."""
     count = np.zeros(len(operations), np.int64)
-    if not device.multiprocessors or not device.clock_mhz or not device.cache_bytes:
+    if not device.multiprocessors or not device.clock_mhz:
         return count
     shaped = np.isfinite(operations.rows) & np.isfinite(operations.columns) & (operations.columns > 0)
     softmax = (operations.kind == "softmax") & shaped
@@ -241,8 +241,9 @@ def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Num
 
 
 def _left_cache(in_flight: Numbers, device: DevicePeaks, border: float) -> Numbers:
-    """Share of rows evicted from the last-level cache before they are read again, 0 to 1."""
-    assert device.cache_bytes is not None
+    """Share of rows evicted from the last-level cache before they are read again, 0 to 1; 0 for an unknown cache."""
+    if not device.cache_bytes:
+        return np.zeros(len(in_flight))
     filled = np.maximum(in_flight, 1) / device.cache_bytes
     return np.asarray(1 / (1 + (np.exp(border) / filled) ** 3))
 
