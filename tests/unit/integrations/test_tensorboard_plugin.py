@@ -15,10 +15,18 @@ import pytest
 
 pytest.importorskip("tensorboard")
 
+from stepscope.commands.shared.reading import SOURCES_VARIABLE
 from stepscope.errors import UnreadableTraceError
 from stepscope.integrations.tensorboard import LogFolder, StepscopePlugin
 from stepscope.view.documents import NoDocument
 from tests.unit.run_folders import made_run
+
+
+@pytest.fixture(autouse=True)
+def sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plugin says to its process about sources ends with the test."""
+    monkeypatch.setenv(SOURCES_VARIABLE, "")
+    monkeypatch.delenv(SOURCES_VARIABLE)
 
 
 def written(folder: Path, worker: str, time: int, rank: int | None = None, world_size: int = 2) -> Path:
