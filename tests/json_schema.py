@@ -397,6 +397,7 @@ class Prospect(_part(answer.Prospect, "step_ns", "saving_ns", "saving_share")):
 class Whatif(
     Document,
     _part(answer.AsMeasured, "step_ns", "replayed_step_ns", "device", "unexplained_share", "why_not"),
+    _part(answer.Answer, "contended_share"),
 ):
     """`stepscope whatif`."""
 

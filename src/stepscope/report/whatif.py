@@ -125,12 +125,13 @@ def trust_sentences(measured: AsMeasured) -> list[str]:
     return [f"{sentence}."]
 
 
-def _contended(answer: Answer) -> str:
-    if not answer.contended_share:
+def contended_sentence(part: float) -> str:
+    """Say that savings hold part of the time in which others used the processor; "" where that was not noticeable."""
+    if not part:
         return ""
     return (
-        f"The machine was busy: for {share(answer.contended_share)} of the steps' time their thread waited for a "
-        "processor. Savings here hold part of that time; those of stepscope diagnose do not."
+        f"The machine was busy: for {share(part)} of the steps' time their thread waited for a processor. Savings here "
+        "hold part of that time; those of stepscope diagnose do not."
     )
 
 
@@ -163,7 +164,11 @@ def _head(answer: Answer) -> Iterator[Block]:
     measured = answer.measured
     warnings = [f"While reading: {warning_sentence(warning)}." for warning in measured.warnings]
     head = f"{file_name(measured.path)}: {measured_sentence(measured)}."
-    yield Section("", texts(head, *trust_sentences(measured), _contended(answer), *warnings), is_quiet=True)
+    yield Section(
+        "",
+        texts(head, *trust_sentences(measured), contended_sentence(answer.contended_share), *warnings),
+        is_quiet=True,
+    )
     if answer.together is None:
         return
     prospect = prospect_sentence(answer.together, measured)
@@ -348,6 +353,7 @@ def whatif_json(answer: Answer, folder: Folder | None = None) -> dict[str, Any]:
         trace=fields(measured, "path", "format", "warnings"),
         steps={"source": "recorded" if measured.stepped else "none", "count": measured.step_count},
         **fields(measured, "step_ns", "replayed_step_ns", "device", "unexplained_share", "why_not", "resources"),
+        **fields(answer, "contended_share"),
         causes=answer.causes,
         changes=[_prospect(each) for each in answer.alone],
         together=None if answer.together is None else _prospect(answer.together),

@@ -211,6 +211,8 @@ class Commands:
 
     async def what_if(self, uri: str, rule: str) -> str:
         """Say how long a step would take with everything fixed that a rule finds."""
+        from stepscope.report.whatif import contended_sentence
+
         _, answer = self._asked(uri)
         found = await self._server.answers.json(answer.folder, "whatif", str(answer.trace), f"--remove={rule}")
         if found["together"] is None:
@@ -220,6 +222,8 @@ class Commands:
             f"without {rule} a step would take {duration(then['step_ns'])} instead of "
             f"{duration(found['replayed_step_ns'])}, {share(then['saving_share'])} less"
         )
+        busy = contended_sentence(found["contended_share"])
+        said = f"{said}. {busy}" if busy else said
         self._server.say(said)
         return said
 
