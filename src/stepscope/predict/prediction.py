@@ -223,7 +223,7 @@ class StepPredictor:
             device_ns=found.expected.device_ns,
             host_ns=self.replays.host_ns,
             samples_per_s=self._throughput(found.expected.step_ns),
-            phases=self._served.on(*factors),
+            phases=self._served.on(found, factors),
             notes=(*notes, *times.notes, *_guessed(base), *self._batch_notes),
         )
 

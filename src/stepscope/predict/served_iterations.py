@@ -12,11 +12,11 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.serving import PUT_ASIDE, iteration_table, work_launched_in
+from stepscope.analysis.serving import PUT_ASIDE, iteration_costs, iteration_table, work_launched_in
 from stepscope.predict.operations import Numbers
-from stepscope.predict.work_times import StepReplays
+from stepscope.predict.work_times import StepRange, StepReplays
 from stepscope.trace.nesting import Rows
-from stepscope.trace.window import Times, union
+from stepscope.trace.window import Times
 from stepscope.whatif.graph import Replay
 
 
@@ -52,17 +52,19 @@ class ServedIterations:
     def __init__(self, replays: StepReplays) -> None:
         self._replays = replays
 
-    def on(self, expected: Numbers, low: Numbers, high: Numbers) -> tuple[ServedPhase, ...]:
-        """Each phase with the device work scaled by these factors; shape (rows of device_work,)."""
+    def on(self, step: StepRange, factors: tuple[Numbers, Numbers, Numbers]) -> tuple[ServedPhase, ...]:
+        """Each phase with the device work scaled.
+
+        Args:
+            step: of `StepReplays.with_work` with these factors.
+            factors: expected, low and high; each of shape (rows of device_work,).
+        """
         if self._table.is_empty():
             return ()
-        measured, busy, factors = self._measured_ns, self._measured_busy, (expected, low, high)
+        measured, busy = self._measured_ns, self._measured_busy
         device = [busy * self._mean_factors(each) for each in factors]
-        if self._replays.why_not is None:
-            experiment, graph = self._replays.experiment, self._replays.graph
-            rows = np.arange(self._replays.height)
-            done = [experiment.run(graph.with_work(rows, each)).replay for each in factors]
-            lengths = np.stack([self._lengths(each) for each in done])
+        if step.replays:
+            lengths = np.stack([self._lengths(each) for each in step.replays])
         else:
             idle = np.maximum(measured - busy, 0)
             ends = np.stack([end for each in device for end in (idle + each, np.maximum(measured, each))])
@@ -93,12 +95,8 @@ class ServedIterations:
 
     @cached_property
     def _measured_busy(self) -> Numbers:
-        works = self._replays.experiment.graph.works
-        rows, iteration = self._rows
-        busy = np.zeros(self._table.height)
-        for number in np.unique(iteration).tolist():
-            own = rows[iteration == number]
-            busy[number] = union(works.start[own], works.start[own] + works.duration[own]).total_ns
+        costs = iteration_costs(self._replays.experiment.trace, self._table)
+        busy: Numbers = costs["device_ns"].fill_null(0).cast(pl.Float64).to_numpy()
         return busy
 
     def _mean_factors(self, factors: Numbers) -> Numbers:

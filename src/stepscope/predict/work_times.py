@@ -49,12 +49,7 @@ from stepscope.analysis.roofline import device_peaks
 from stepscope.diagnosis.recording_costs import Contention, contention_of
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.memory_times import least_ns
-from stepscope.predict.operation_times import (
-    guessed_band,
-    scaled_ns,
-    sustained_bandwidth,
-    wave_factors,
-)
+from stepscope.predict.operation_times import Factors, guessed_band, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
     NO_TF32,
     Names,
@@ -297,10 +292,7 @@ class _Device:
         assert self.source is not None
         place, count = self.calls.of_work[rows], len(after.ns)
         factors = wave_factors(self.calls.trace.device_work[rows], self.source, self.target)
-        starts = least_ns(self.source), least_ns(self.target)
-        scaled, low, high = (
-            scaled_ns(self.times.measured[rows], one, starts) for one in (factors.factor, factors.low, factors.high)
-        )
+        scaled, low, high = self._scaled(rows, factors)
         sums = [np.bincount(place, one, count).astype(np.float64) for one in (scaled, low, high)]
         with np.errstate(divide="ignore", invalid="ignore"):
             apart = np.log(after.ns / sums[0])
@@ -395,11 +387,14 @@ class _Device:
         self._note_lacking(one.precision or "" for one in map(arithmetic, names) if one.is_matrix)
         if self._is_same and traffic == (1.0, 1.0):
             self.times.keep(rows[factors.factor == 1], "same device")
-        starts = least_ns(self.source), least_ns(self.target)
-        ends = (
-            scaled_ns(self.times.measured[rows], one, starts) for one in (factors.factor, factors.low, factors.high)
-        )
-        self.times.answer(rows, "wave scaling", *ends)
+        self.times.answer(rows, "wave scaling", *self._scaled(rows, factors))
+
+    def _scaled(self, rows: Rows, factors: Factors) -> tuple[Numbers, Numbers, Numbers]:
+        """Measured times as expected, and the ends of their band, with the target's start of a kernel."""
+        assert self.source is not None
+        starts, measured = (least_ns(self.source), least_ns(self.target)), self.times.measured[rows]
+        ns, low, high = (scaled_ns(measured, one, starts) for one in (factors.factor, factors.low, factors.high))
+        return ns, low, high
 
 
 def _kernels_are_low(work: pl.DataFrame) -> bool:
@@ -470,6 +465,7 @@ class StepRange:
     expected: ReplayedStep  # with expected durations
     low_ns: float
     high_ns: float
+    replays: tuple[Replay, ...] = ()  # with expected, low and high durations; none where steps cannot be replayed
 
 
 class StepReplays:
@@ -571,7 +567,8 @@ class StepReplays:
         below, above = self._host_ns(step)
         shortest = step.step_ns - float(np.hypot(max(step.step_ns - shortest, 0.0), below))
         longest = step.step_ns + float(np.hypot(max(most.step_ns - step.step_ns, 0.0), above))
-        return StepRange(step, shortest, longest)
+        replays = tuple(each.replay for each in (step, least, most) if each.replay is not None)
+        return StepRange(step, shortest, longest, replays)
 
     def _host_ns(self, step: ReplayedStep) -> tuple[float, float]:
         """How much less and more of the time in which no device works another recording may show."""
