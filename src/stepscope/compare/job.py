@@ -43,7 +43,8 @@ def compared_jobs(
     before: Sequence[RankSummary], after: Sequence[RankSummary], confidence: float = 0.95
 ) -> JobComparison | None:
     """Compare two jobs; None where no collective joins the ranks of one of them."""
-    before, after = (recorded_once(sorted(side, key=lambda each: each.order)) for side in (before, after))
+    sides = (sorted(side, key=lambda each: each.order) for side in (before, after))
+    before, after = (recorded_once(side, lambda each: each)[0] for side in sides)
     ours, theirs = job_of(before), job_of(after)
     if ours is None or theirs is None:
         return None

@@ -14,11 +14,11 @@ import hashlib
 import io
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,8 @@ from stepscope.readers import place_in_job, trace_key
 from stepscope.trace.cache import TraceCache
 from stepscope.trace.window import Times
 from stepscope.whatif.job import RankTimes
+
+_T = TypeVar("_T")
 
 BUSY: Final = "busy"
 _MOST_BYTES: Final = 1 << 30  # of all summaries together
@@ -317,28 +319,24 @@ def folder() -> Path:
     return cache_folder() / "ranks"
 
 
-def recorded_again(summaries: Sequence[RankSummary | None]) -> dict[int, int]:
-    """Places of earlier recordings of a rank, each with the place of its last one; a job has each rank once.
+def recorded_once(
+    found: Sequence[_T], summary_of: Callable[[_T], RankSummary | None]
+) -> tuple[list[_T], list[tuple[str, str]]]:
+    """The last recording of each rank, as a job has it once, and the paths of the others with why they are left out.
 
-    None of traces that are all of one rank, which are not a job.
+    All of them if all are of one rank, which are not a job.
     """
-    by_rank: dict[int, list[tuple[int, int]]] = {}
-    for place, each in enumerate(summaries):
-        if each is not None and each.steps.rank is not None:
-            by_rank.setdefault(each.steps.rank, []).append((each.unix_ns, place))
-    several = [sorted(found) for found in by_rank.values()] if len(by_rank) > 1 else []
-    return {place: found[-1][1] for found in several for _, place in found[:-1]}
-
-
-def recorded_once(summaries: Sequence[RankSummary]) -> list[RankSummary]:
-    """The last recording of each rank."""
-    again = recorded_again(summaries)
-    return [each for place, each in enumerate(summaries) if place not in again]
-
-
-def again_sentence(earlier: RankSummary, last: RankSummary) -> str:
-    """Why an earlier recording of a rank is left out."""
-    return f"{earlier.steps.path} is left out: {last.steps.path} is a later recording of {last.steps.name}"
+    by_rank: dict[int, list[tuple[int, int, RankSummary]]] = {}
+    for place, summary in enumerate(map(summary_of, found)):
+        if summary is not None and summary.steps.rank is not None:
+            by_rank.setdefault(summary.steps.rank, []).append((summary.unix_ns, place, summary))
+    left_out = {}
+    for recordings in by_rank.values() if len(by_rank) > 1 else ():
+        *earlier, (_, _, last) = sorted(recordings, key=lambda each: each[:2])
+        for _, place, one in earlier:
+            why = f"{one.steps.path} is left out: {last.steps.path} is a later recording of {last.steps.name}"
+            left_out[place] = one.steps.path, why
+    return [each for place, each in enumerate(found) if place not in left_out], list(left_out.values())
 
 
 def summary_place(path: str | Path, reading: Sequence[object]) -> Path:

@@ -14,7 +14,6 @@ import pytest
 from stepscope.analysis.matching import matched_collectives
 from stepscope.diagnosis.rank_summary import (
     RankSummary,
-    again_sentence,
     keep_summary,
     kept_summary,
     rank_summary,
@@ -62,9 +61,12 @@ def test_a_job_has_the_last_recording_of_each_rank() -> None:
     first, second = summaries(100, 500)
     later = replace(first.at("later.json"), start_ns=first.start_ns + 1)
 
-    assert recorded_once([later, first, second]) == [later, second]
-    assert recorded_once([first, later]) == [first, later]  # of one rank
-    assert "later.json" in again_sentence(first, later)
+    kept, left_out = recorded_once([later, first, second], lambda each: each)
+    assert kept == [later, second]
+    assert recorded_once([first, later], lambda each: each) == ([first, later], [])  # of one rank
+    [(path, why)] = left_out
+    assert path == first.steps.path
+    assert "later.json" in why
 
 
 def test_of_each_rank_of_a_large_job_fewer_steps_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

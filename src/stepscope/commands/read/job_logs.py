@@ -9,10 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from stepscope.commands.shared import output
-from stepscope.commands.shared.reading import (
-    redacted,
-    trace_paths,
-)
+from stepscope.commands.shared.reading import redacted, trace_paths
 from stepscope.errors import StepscopeError
 from stepscope.report.brief import as_data, fitted
 from stepscope.report.format import printable
@@ -24,8 +21,13 @@ if TYPE_CHECKING:
 
 Logged: TypeAlias = "tuple[str, CollectiveLogs, Desync]"
 """Where logs of collectives are, what they hold, and what it shows."""
-REPORT_ROWS: Final = 20
+_REPORT_ROWS: Final = 20
 _ASSISTANT_WIDTH: Final = 160
+
+
+def report_rows(arguments: argparse.Namespace) -> int:
+    """Rows of tables in reports, 0 for all."""
+    return arguments.top if arguments.top is not None else _REPORT_ROWS
 
 
 def is_answered_as_job(arguments: argparse.Namespace) -> bool:
@@ -40,7 +42,7 @@ def is_answered_as_job(arguments: argparse.Namespace) -> bool:
     from stepscope.report.stragglers import stragglers_document, stragglers_json
 
     found = stragglers(log)
-    top = arguments.top if arguments.top is not None else REPORT_ROWS
+    top = report_rows(arguments)
     _write_document(
         arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
     )
@@ -85,7 +87,7 @@ def logs_among(arguments: argparse.Namespace) -> Logged | None:
 def write_logged(arguments: argparse.Namespace, logged: Logged) -> None:
     from stepscope.report.desync import desync_document, desync_json
 
-    top = arguments.top if arguments.top is not None else REPORT_ROWS
+    top = report_rows(arguments)
     _write_document(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
 
 

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.job_logs import REPORT_ROWS
-from stepscope.commands.shared.options import (
-    user_code_from,
-)
+from stepscope.commands.read.job_logs import report_rows
+from stepscope.commands.shared.options import user_code_from
 from stepscope.commands.shared.processes import FEW, in_processes, on_cluster, process_count
 from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
@@ -54,7 +52,7 @@ def _trace_report(arguments: argparse.Namespace, view: View) -> TraceReport:
         report = trace_report(
             view,
             rules=arguments.rule,
-            top=arguments.top if arguments.top is not None else REPORT_ROWS,
+            top=report_rows(arguments),
             minimum_share=minimum_share(arguments),
             progress=progress,
         )
@@ -196,14 +194,11 @@ def _diagnosed_there(
 def once_each(reports: list[TraceReport], left_out: list[Unreadable]) -> list[TraceReport]:
     """The last report of each rank of a job; the others are named in `left_out`."""
     from stepscope.diagnosis.diagnosis import Unreadable
-    from stepscope.diagnosis.rank_summary import again_sentence, recorded_again
+    from stepscope.diagnosis.rank_summary import recorded_once
 
-    summaries = [report.rank for report in reports]
-    again = recorded_again(summaries)
-    for earlier, last in ((summaries[place], summaries[other]) for place, other in again.items()):
-        if earlier is not None and last is not None:
-            left_out.append(Unreadable(earlier.steps.path, again_sentence(earlier, last)))
-    return [report for place, report in enumerate(reports) if place not in again]
+    kept, others = recorded_once(reports, lambda report: report.rank)
+    left_out += [Unreadable(path, why) for path, why in others]
+    return kept
 
 
 def across(reports: Sequence[TraceReport]) -> tuple[Finding, ...]:

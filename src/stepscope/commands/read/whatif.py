@@ -204,11 +204,10 @@ def _job(arguments: argparse.Namespace) -> JobProspect | None:
 
 
 def _in_order(arguments: argparse.Namespace) -> list[tuple[RankSummary, Saved | None]]:
-    from stepscope.diagnosis.rank_summary import recorded_again
+    from stepscope.diagnosis.rank_summary import recorded_once
 
     found = sorted(_ranks(arguments, rank_traces(arguments.trace)), key=lambda each: each[0].order)
-    again = recorded_again([summary for summary, _ in found])
-    return [each for place, each in enumerate(found) if place not in again]
+    return recorded_once(found, lambda each: each[0])[0]
 
 
 def _ranks(arguments: argparse.Namespace, paths: Sequence[Path]) -> Iterator[tuple[RankSummary, Saved | None]]:

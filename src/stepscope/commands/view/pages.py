@@ -264,7 +264,7 @@ class Ranks:
         self._is_done = False
 
     def document(self, options: Options) -> dict[str, Any]:
-        from stepscope.diagnosis.rank_summary import again_sentence, recorded_again
+        from stepscope.diagnosis.rank_summary import recorded_once
         from stepscope.report.diagnosis import finding_json
         from stepscope.view.drawings import ranks_json
 
@@ -272,11 +272,10 @@ class Ranks:
             raise NoDocument("there is one trace only")
         self._begin()
         with self._lock:
-            known = sorted(self._known.values(), key=lambda each: each.order)
-            again = recorded_again(known)
-            for earlier, last in again.items():
-                self._job.add_unreadable(again_sentence(known[earlier], known[last]))
-            known = [each for place, each in enumerate(known) if place not in again]
+            ordered = sorted(self._known.values(), key=lambda each: each.order)
+            known, left_out = recorded_once(ordered, lambda each: each)
+            for _, why in left_out:
+                self._job.add_unreadable(why)
             unreadable = list(self._job.unreadable)
         of = len(self._job.files)
         if not known and len(unreadable) == of:
