@@ -1,4 +1,4 @@
-"""What the ranks of a job exchange with each other: how much, how fast, and what of it no computation covers."""
+"""What the ranks of a job exchange: how much, how fast, and how much of it no computation hides."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ import polars as pl
 
 from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.matching import Clock, clocks, matched_collectives, participants
-from stepscope.diagnosis.rank_groups import (
-    parallelism,
-)
+from stepscope.diagnosis.rank_groups import parallelism
 from stepscope.diagnosis.rank_summary import RankRecord, cut_places
 
 EXCHANGE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
     "kind": pl.String,
     "bytes": pl.Int64,  # message of one rank; null where unknown
     "group": pl.String,  # what the program calls the groups of ranks; "" where unknown
-    "parallel": pl.String,  # what they are for: tensor, data, pipeline, expert or context; "" where nothing tells
+    "parallel": pl.String,  # tensor, data, pipeline, expert or context parallelism; "" where unknown
     "ranks": pl.Int64,  # in a group
     "groups": pl.Int64,  # groups of so many ranks that exchange this, among these ranks
     "per_step": pl.Float64,  # exchanges of one group in a step

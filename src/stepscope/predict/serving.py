@@ -28,8 +28,8 @@ from stepscope.predict.operations import BYTES, Operations, roofline_ns
 from stepscope.predict.ranges import joint_band
 from stepscope.predict.work_times import KNOWLEDGE
 
-WEIGHTS: Final = ("bf16", "fp16", "fp8")
-CACHES: Final = ("bf16", "fp16", "fp8")
+TYPES: Final = ("bf16", "fp16", "fp8")
+"""Number types of weights, and of the cache of keys and values."""
 _LARGEST_MIB: Final = 4
 _MOST: Final = 10**9
 _ACTIVATIONS: Final = ("hidden_act", "hidden_activation", "activation_function", "activation")
@@ -81,7 +81,7 @@ class ModelShape:
         kv_heads: heads of the cache.
         feed_forward: width between the matrices of the feed-forward part, which has three if `gated`, else two.
         tied: whether the output layer is the embedding's table.
-        weights: number type of the file's weights, one of WEIGHTS.
+        weights: number type of the file's weights, one of TYPES.
         experts, experts_per_token: of each layer but the first `dense_layers`; 0 without experts.
         window: tokens to which attention is limited in some layers; None where it is not.
         longest: tokens of prompt and answer that it was made for; None where unknown.
@@ -216,7 +216,7 @@ def _weights(found: Mapping[str, Any], where: str) -> str:
         method = str(quantization.get("quant_method"))
         if method == "fp8" or "float" in str(quantization.get("config_groups", "")):
             return "fp8"
-        raise UsageError(f"{where}: weights as {method!r} are not predicted, only {', '.join(WEIGHTS)}")
+        raise UsageError(f"{where}: weights as {method!r} are not predicted, only {', '.join(TYPES)}")
     kept = str(found.get("torch_dtype") or found.get("dtype") or "")
     return "fp16" if kept == "float16" else "bf16"
 
@@ -229,8 +229,8 @@ class ServingRequest:
     prompt: int = 1024
     output: int = 256
     devices: int = 1  # that share every layer
-    weights: str | None = None  # one of WEIGHTS; None for the model's own
-    cache: str | None = None  # one of CACHES; None for the type of the arithmetic
+    weights: str | None = None  # one of TYPES; None for the model's own
+    cache: str | None = None  # one of TYPES; None for the type of the arithmetic
 
 
 @dataclass(frozen=True, slots=True)

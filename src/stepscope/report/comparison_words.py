@@ -14,6 +14,7 @@ from stepscope.compare.statistics import POWER, SampleComparison
 from stepscope.compare.trace_record import SideSummary
 from stepscope.report.energy import ALL_WORDS, energy
 from stepscope.report.format import change_words, count, duration, interval_words, share, share_of
+from stepscope.report.words import STEP_SOURCES
 
 
 def verdict_sentence(samples: SampleComparison) -> str:
@@ -59,7 +60,6 @@ _WORK: Final = {
     "copies": "time in which the device only copied",
     "other work": "time of other work of the device",
 }
-_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats", "none": "no steps found"}
 
 Row = dict[str, Any]
 
@@ -138,7 +138,7 @@ def side_sentence(side: SideSummary) -> str:
     """Describe a side, such as "runs/a: 4 of 6 steps (annotated), Tesla V100"."""
     of_all = f" of {count(side.step_count + len(side.left_out))}" if side.left_out else ""
     steps = "no steps found" if side.step_source == "none" else f"{count(side.step_count)}{of_all} {_plural(side)}"
-    source = "" if side.step_source == "none" else f" ({_SOURCES[side.step_source]})"
+    source = "" if side.step_source == "none" else f" ({STEP_SOURCES[side.step_source]})"
     of = f" of {count(side.runs)} runs" if side.runs > 1 else ""
     of += f" of {count(side.ranks)} ranks together" if side.ranks > 1 else ""
     devices = ", ".join(side.devices) or ("no device recorded" if side.basis == "host" else "")

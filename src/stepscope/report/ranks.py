@@ -13,19 +13,9 @@ from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.exchanges import Exchanges, exchanges
 from stepscope.diagnosis.job import JobSteps
 from stepscope.diagnosis.rank_summary import RankRecord
-from stepscope.report.document import (
-    Block,
-    Section,
-    Table,
-    Text,
-    texts,
-)
+from stepscope.report.document import Block, Section, Table, Text, texts
 from stepscope.report.format import count, duration, share
-from stepscope.report.words import (
-    is_cut,
-    rank_name,
-    rank_table,
-)
+from stepscope.report.words import is_cut, rank_name, rank_table
 from stepscope.whatif.job import BEGIN, TRANSFER
 
 if TYPE_CHECKING:

@@ -54,7 +54,7 @@ _ONCE: Final = {
     "graph capture": "in capturing a graph",
     "operator": "inside an operator before its work, perhaps to compile it",
 }
-_STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
+STEP_SOURCES: Final = {"annotation": "annotated", "inferred": "inferred from what repeats"}
 
 
 def headline(diagnosis: Diagnosis) -> str:
@@ -550,7 +550,7 @@ def _step_sentence(diagnosis: Diagnosis) -> str:
     times = f"{duration(diagnosis.typical_step_ns)}"
     if diagnosis.unrecorded_ns:
         times = f"{duration(diagnosis.unrecorded_ns)}, and {times} while recorded"
-    return f"a step takes {times} ({steps}, {_STEP_SOURCES.get(diagnosis.step_source, '')})"
+    return f"a step takes {times} ({steps}, {STEP_SOURCES.get(diagnosis.step_source, '')})"
 
 
 def _device_name(diagnosis: Diagnosis, device: DeviceSummary) -> str:

@@ -389,7 +389,6 @@ examples:
   stepscope predict trace.json --to L4 --host-factor 0.8     with a processor that takes a fifth less time
   stepscope predict report.sqlite --from A100-SXM4-80GB      if the trace does not name its device
   stepscope predict trace.json --to H100-SXM --devices 1,2,4,8 --link nvlink4
-  stepscope serving config.json --to H100-SXM                a language model's serving, without a recording
   stepscope predict trace.json --to H100-SXM --json -
 
 The device's work is predicted; the host's part stays as measured. docs/predict.md explains how, and when not to

@@ -11,6 +11,7 @@ from stepscope.commands.shared import output
 from stepscope.commands.shared.options import Command, CommandParser, add_redact_option, add_report_options, whole
 
 _TYPES: Final = ("bf16", "fp16", "fp8")
+"""Those of `stepscope.predict.serving`, which the help of all commands does not wait for."""
 
 
 def _prepare_parser(parser: CommandParser) -> None:

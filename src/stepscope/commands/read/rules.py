@@ -8,11 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from stepscope.commands.read.tables import add_table_options, write_table
 from stepscope.commands.shared import output
-from stepscope.commands.shared.options import (
-    Command,
-    CommandParser,
-    suggestion,
-)
+from stepscope.commands.shared.options import Command, CommandParser, suggestion
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
