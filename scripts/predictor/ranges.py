@@ -54,7 +54,8 @@ def without(folder: Path, gpus: set[str]) -> Predict:
     """Predicts as `operation_times` does, from models that never saw these GPUs; bands are the shipped ones."""
     of_products, memory = learned_models(folder, gpus)
     shipped = matrix_times.shipped_model()
-    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.tiles)
+    assert isinstance(of_products.law, matrix_times.TileLaw)
+    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.law)
     traffic = replace(memory, bands=memory_times.shipped_model().bands)
 
     def predict(operations: Operations, device: DevicePeaks) -> OperationTimes:

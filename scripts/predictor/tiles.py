@@ -169,21 +169,19 @@ def _from_memory(products: Kernels) -> npt.NDArray[np.bool_]:
     return np.asarray(~cached & (products.latency_ns > _SHORTEST_NS))
 
 
-def _errors(
-    some: Numbers, constants: Numbers, chosen: npt.NDArray[np.bool_], products: Sequence[Kernels]
-) -> Numbers:
+def _errors(some: Numbers, constants: Numbers, chosen: npt.NDArray[np.bool_], products: Sequence[Kernels]) -> Numbers:
     law = _tensor_law(_filled(constants, chosen, some))
     found = [_STAYS * np.sqrt(len(products)) * (some - constants[chosen])]
     for one in products:
         ns = 1e9 * law.seconds(one.operations, one.device, rates_of(one.device, one.kind))
         found.append(np.log(ns / one.latency_ns) / np.sqrt(len(ns)))
-    return np.sqrt(1e3) * np.concatenate(found)
+    return np.asarray(np.sqrt(1e3) * np.concatenate(found))
 
 
 def _filled(constants: Numbers, chosen: npt.NDArray[np.bool_], some: Numbers) -> Numbers:
     filled = constants.copy()
     filled[chosen] = some
-    return filled
+    return np.asarray(filled)
 
 
 def _tensor_law(constants: Numbers) -> TensorLaw:

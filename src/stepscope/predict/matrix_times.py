@@ -517,7 +517,8 @@ def _amd_rates(device: DevicePeaks, kind: str) -> Rates:
     sustained = _sustained(device, kind, unit) or device.flops_s[kind] * AMD_SHARE[unit]
     bandwidth = device.sustained_bandwidth_bytes_s or device.bandwidth_bytes_s * USUAL_BANDWIDTH_SHARE
     cache, number = float(device.cache_bytes or 0), float(BYTES[kind])
-    return Rates(sustained / BEST_SHARE[unit], 1.0, WARM_S[unit], bandwidth, bandwidth, cache, number, is_sustained=True)
+    peak = sustained / BEST_SHARE[unit]
+    return Rates(peak, 1.0, WARM_S[unit], bandwidth, bandwidth, cache, number, is_sustained=True)
 
 
 def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:
