@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -111,8 +112,8 @@ class DevicePeaks:
 
 
 def plain(name: str) -> str:
-    """Lower a name's case and strip its punctuation, for comparisons."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Lower a name's case and strip its punctuation, for comparisons; letters and digits of any script stay."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold())
 
 
 _LONGEST_TEXT: Final = 1000
@@ -458,18 +459,21 @@ def named_device(name: str) -> DevicePeaks:
     if not plain(name):
         raise UsageError("the device's name is empty (stepscope devices lists the names)")
     for row in rows:
-        if _is_called(row, name):
+        # A driver's name that is part of two devices' names tells neither to a reader.
+        if _is_called(row, name) and (plain(name) in map(plain, _names(row)) or len(_having(name, rows)) < 2):
             return row
     near = _similar_names(name[:_LONGEST_NAME], rows)
     guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
-    raise UsageError(f"{name!r} is not in the table of devices{guess} (stepscope devices lists them)")
+    shown = repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}...")
+    raise UsageError(f"{shown} is not in the table of devices{guess} (stepscope devices lists them)")
 
 
 def _is_called(row: DevicePeaks, name: str) -> bool:
     """Whether this is one of the row's names or its driver's, as a whole."""
-    text = name.strip()[:_LONGEST_NAME]
-    is_drivers = row.matches and re.fullmatch(row.matches, text, re.IGNORECASE) is not None
-    return is_drivers or plain(text) in map(plain, _names(row))
+    if len(name) > _LONGEST_TEXT:
+        return False
+    is_drivers = row.matches and re.fullmatch(row.matches, name.strip(), re.IGNORECASE) is not None
+    return is_drivers or plain(name) in map(plain, _names(row))
 
 
 def _names(row: DevicePeaks) -> tuple[str, ...]:
@@ -480,13 +484,18 @@ def _names(row: DevicePeaks) -> tuple[str, ...]:
 
 def _similar_names(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
     """Return the rows with all the words of the name, those that begin with it first; else those spelled alike."""
-    words = [plain(word) for word in re.findall(r"[A-Za-z0-9]+", wanted)]
-    having = [row.name for row in rows if all(word in plain(row.name) for word in words)]
+    having = _having(wanted, rows)
     if having:
         return sorted(having, key=lambda name: not plain(name).startswith(plain(wanted)))[:_NAMED_AT_MOST]
     called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
     found = difflib.get_close_matches(plain(wanted), list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)
     return list(dict.fromkeys(called[name] for name in found))[:3]
+
+
+def _having(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
+    """Return the rows whose names have all the words of this one."""
+    words = list(map(plain, re.findall(r"\w+", wanted)))
+    return [row.name for row in rows if all(word in plain(row.name) for word in words)]
 
 
 def _is_alike(row: DevicePeaks, device: Described) -> bool:
