@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import math
 import os
 import re
 import sys
@@ -430,6 +431,37 @@ _GIB: Final = 2**30 / 1e9
 _NAMED_AT_MOST: Final = 6
 _LONGEST_NAME: Final = 200
 _ALIKE: Final = 0.5
+
+
+def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
+    """The device with the shares of the peaks that others of the same chip reach, where nobody measured its own.
+
+    Of several, the one of the nearest power limit counts.
+    """
+    alike = [row for row in device_table() if row.name != device.name and _chip(row) == _chip(device)]
+    for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)) if device.multiprocessors else ():
+        moved, best = row.sustained_bandwidth_bytes_s, row.best_bf16_flops_s
+        rates = {
+            kind: device.flops_s[kind] * row.sustained_flops_s[kind] / row.flops_s[kind]
+            for kind in row.sustained_flops_s.keys() & row.flops_s.keys() & device.flops_s.keys()
+        }
+        device = replace(
+            device,
+            sustained_flops_s=rates | device.sustained_flops_s,
+            sustained_bandwidth_bytes_s=device.sustained_bandwidth_bytes_s
+            or (moved and moved / row.bandwidth_bytes_s * device.bandwidth_bytes_s),
+            best_bf16_flops_s=device.best_bf16_flops_s or (best and row.best_share * device.flops_s.get("bf16", 0.0)),
+            launch_ns=device.launch_ns or row.launch_ns,
+        )
+    return device
+
+
+def _chip(row: DevicePeaks) -> tuple[object, ...]:
+    return row.vendor, row.architecture, row.capability, row.multiprocessors
+
+
+def _apart(watts: int | None, other: int | None) -> float:
+    return abs(math.log(watts / other)) if watts and other else math.inf
 
 
 def find_device(device: Described) -> DevicePeaks | None:

@@ -47,7 +47,7 @@ import polars as pl
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.diagnosis.recording_costs import Contention, contention_of
-from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.machine.devices import DevicePeaks, is_nvidia, with_measured_shares
 from stepscope.predict.memory_times import least_ns
 from stepscope.predict.operation_times import Factors, guessed_band, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
@@ -152,7 +152,8 @@ def work_times(
     for device in work["device"].unique(maintain_order=True).to_list():
         rows = (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
-        _Device(calls, times, known, target, precision).answer(rows)
+        known = None if known is None else with_measured_shares(known)
+        _Device(calls, times, known, with_measured_shares(target), precision).answer(rows)
     return WorkTimes(times.measured, times.ns, times.low, times.high, times.basis, tuple(times.notes))
 
 
