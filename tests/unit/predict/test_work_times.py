@@ -222,6 +222,7 @@ def test_copies_over_an_unknown_link_are_taken_as_measured() -> None:
 
 def test_copies_on_the_device_go_by_its_memory() -> None:
     half = replace(A100_TABLE, name="half", bandwidth_bytes_s=A100_TABLE.bandwidth_bytes_s / 2)
+    half = replace(half, sustained_bandwidth_bytes_s=None)
 
     for kind in ("copy_on_device", "set"):
         assert times(work_times(one_work(kind), half, source=A100_TABLE)) == (
