@@ -74,7 +74,7 @@ class StepPrediction:
     fits: bool | None = None  # whether the device has enough memory
     samples_per_s: float | None = None  # batch over step time
     notes: tuple[str, ...] = ()  # what was refused, widened or assumed, in sentences
-    measured_ns: float | None = None  # mean recorded step without waits for a processor and one-off work; None if it ran elsewhere
+    measured_ns: float | None = None  # mean recorded step without what is left out of it; None if it ran elsewhere
     limit_share: float | None = None  # the limit's share of the critical path, 0 to 1
     limit_cause: str | None = None  # for a host limit, the cause of most of its time
     batch_factor: float = 1.0  # samples per step over those of the recorded step
@@ -212,7 +212,9 @@ class StepPredictor:
             f"{share:.0%} of the {'steps' if stepped else 'recording'} is one-off work of the host, such as first "
             "launches: times and speed-ups leave it out"
         )
-        return text if stepped or share < _MOSTLY else f"{text}, and what is left may not be typical: record later steps"
+        if stepped or share < _MOSTLY:
+            return text
+        return f"{text}, and what is left may not be typical: record later steps"
 
     def _of_works(self, target: DevicePeaks) -> StepPrediction:
         times, grown = self.times_on(target)
