@@ -4,8 +4,12 @@
 
 The cases are in `serving_cases.csv`, their models in `serving_models.json` (Hugging Face's configurations, as far as
 they matter), and where they are from in `serving_sources.csv`. A source is for development or for the test, as a whole:
-mechanisms were chosen by the former alone. `first_ms` was predicted before the measurements of that source were looked
-at, or for the older ones before the sources were divided.
+mechanisms were chosen by the former alone. `first_ms` was predicted before a source's measurements were looked at, or
+for the older ones before the sources were divided.
+
+What a source's engine does otherwise than today's is there too, by its code or its makers' word: TurboMind's first
+token ends the decoding of the prompts' last tokens (`LlamaBatch::ContextDecode`), and TensorRT-LLM 0.5 reads the cache
+once for each query head (https://github.com/NVIDIA/TensorRT-LLM/issues/407).
 
 A total is what a whole batch takes; `tokens` is the time of a thousand tokens at the highest throughput, with as many
 requests as fit where the source does not say how many. `roofline` is the least time at the datasheet's peaks, without
@@ -85,8 +89,9 @@ def _errors() -> Iterator[Error]:
     sources = {row["source"]: row for row in _rows("serving_sources.csv")}
     for case in _rows("serving_cases.csv"):
         source, measured = sources[case["source"]], float(case["measured_ms"])
-        found = _prediction(case, model_of(models[case["model"]], case["model"]))
-        ns, low, high, roofline = _measured_part(found, case["phase"], source["first_token"])
+        found = _prediction(case, source, model_of(models[case["model"]], case["model"]))
+        decodings = 1 if source["first_token"] == "pass and decoding" else 0
+        ns, low, high, roofline = _measured_part(found, case["phase"], decodings)
         yield Error(
             case,
             source["set"],
@@ -104,27 +109,32 @@ def _rows(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _prediction(case: dict[str, str], model: ModelShape) -> ServingPrediction:
+def _prediction(case: dict[str, str], source: dict[str, str], model: ModelShape) -> ServingPrediction:
     device = named_device(case["device"])
     numbers = {name: int(case[name]) for name in ("prompt", "output", "devices")}
     request = ServingRequest(**numbers, weights=case["weights"], cache=case["cache"])
     if case["batch"] == "most":
         most = serving_prediction(model, request, device).most_requests or 1
-        return serving_prediction(model, replace(request, batch=min(most, MOST_AT_ONCE)), device)
-    return serving_prediction(model, replace(request, batch=int(case["batch"])), device)
+        request = replace(request, batch=min(most, MOST_AT_ONCE))
+    else:
+        request = replace(request, batch=int(case["batch"]))
+    found = serving_prediction(model, request, device)
+    if source["cache_read_by"] == "each query head" and model.heads > model.kv_heads:
+        grown = (request.output - 1) / 2
+        as_much = round(model.heads / model.kv_heads * (request.prompt + grown) - grown)
+        return replace(found, decode=serving_prediction(model, replace(request, prompt=as_much), device).decode)
+    return found
 
 
-def _measured_part(found: ServingPrediction, phase: str, first_token: str) -> tuple[float, float, float, float]:
+def _measured_part(found: ServingPrediction, phase: str, decodings: int) -> tuple[float, float, float, float]:
     """Expected time, its range and the roofline of what was measured.
 
     Args:
-        first_token: what ends with it, as the source's engine works: a "pass" over the prompts, or a "pass and
-            decoding" of the prompts' last tokens (TurboMind's ContextDecode leaves these to its decoder).
+        decodings: that end with the first token, beside the pass over the prompts.
     """
     first, then = found.prefill, found.decode
     if first is None or then is None:
         raise SystemExit(f"nothing is predicted on {found.device.name}: {'; '.join(found.notes) or 'it does not fit'}")
-    decodings = 1 if first_token == "pass and decoding" else 0
     if phase == "prefill":
         return _sum(first, then, 1, decodings)
     if phase == "decode":
@@ -132,8 +142,8 @@ def _measured_part(found: ServingPrediction, phase: str, first_token: str) -> tu
     whole = _sum(first, then, 1, found.request.output - 1 + decodings)
     if phase == "total":
         return whole
-    tokens = found.request.batch * found.request.output / 1e3
-    return whole[0] / tokens, whole[1] / tokens, whole[2] / tokens, whole[3] / tokens
+    scale = 1e12 / (found.tokens_per_s or np.nan) / whole[0]
+    return whole[0] * scale, whole[1] * scale, whole[2] * scale, whole[3] * scale
 
 
 def _sum(first: PassTime, then: PassTime, prompts: int, decodings: int) -> tuple[float, float, float, float]:
@@ -146,14 +156,16 @@ def _sum(first: PassTime, then: PassTime, prompts: int, decodings: int) -> tuple
 
 
 def _table(errors: list[Error], by: str | None, *, markdown: bool) -> str:
-    rows = [("", "cases", "first", "now", "bias", "spread", "roofline", "in range")]
+    rows: list[tuple[str, ...]] = [("", "cases", "first", "now", "bias", "spread", "roofline", "in range")]
     for name in SETS:
         of_set = [each for each in errors if each.set == name]
         for phase in (*PHASES, "all"):
             chosen = [each for each in of_set if phase in (each.phase, "all")]
             rows.append((f"{name}, {phase}", *_cells(chosen)))
-            for value in sorted({each.case[by] for each in chosen}, key=_number_first) if by else ():
-                rows.append((f"  {value}", *_cells([each for each in chosen if each.case[by] == value])))
+            parts: dict[str, list[Error]] = {}
+            for each in chosen if by else ():
+                parts.setdefault(each.case[by or ""], []).append(each)
+            rows += [(f"  {value}", *_cells(parts[value])) for value in sorted(parts, key=_number_first)]
     if markdown:
         lines = [f"| {' | '.join(row)} |" for row in rows]
         return "\n".join([lines[0], "|---" + "|---:" * (len(rows[0]) - 1) + "|", *lines[1:]])
