@@ -210,9 +210,9 @@ ENGINE_CLOCKS: Final = 6_900.0
 ENGINE_START_NS: Final = 10_000.0
 """The same of vLLM's and SGLang's kernels on NVIDIA's devices, and their least time, which is that of decoding too.
 
-Fitted to public timings on the A100, H100, H200, L40S, B200 and RTX PRO 6000 (docs/prediction-model.md).
+Fitted to public timings on the A100, H100, H200, L40S, B200 and RTX PRO 6000 (`scripts/predictor/serving_kernels.py`).
 """
-ENGINE_BANDS: Final = ((0.93, 1.57), (0.63, 1.61))
+ENGINE_BANDS: Final = ((0.94, 1.74), (0.64, 1.61))
 """Factors that hold nine of ten of these on generations that were left out: of decoding, and of prompts."""
 
 
@@ -230,7 +230,7 @@ def attention_times(operations: Operations, device: DevicePeaks) -> OperationTim
     share = np.where(is_fused, FUSED_SHARES.get(device.architecture, FUSED_SHARE), ENGINE_SHARE)
     start = np.where(is_fused, least_ns(device), ENGINE_START_NS)
     traffic = operations.bytes / sustained_bandwidth(device) * 1e9
-    blocks, arithmetic = _whole_blocks(operations, device)
+    blocks, arithmetic = whole_blocks(operations, device)
     each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
     prompt = start + np.maximum(arithmetic / share, traffic) + operations.batch * blocks * each
     known = np.where(is_fused | by_nvidia, is_prompt, False)
@@ -246,7 +246,7 @@ def attention_times(operations: Operations, device: DevicePeaks) -> OperationTim
     return OperationTimes(ns, low, high, basis)
 
 
-def _whole_blocks(operations: Operations, device: DevicePeaks) -> tuple[Numbers, Numbers]:
+def whole_blocks(operations: Operations, device: DevicePeaks) -> tuple[Numbers, Numbers]:
     """Blocks of queries of each head, and nanoseconds of all blocks' arithmetic at the peak."""
     shape = operations.rows * operations.columns
     with np.errstate(divide="ignore", invalid="ignore"):

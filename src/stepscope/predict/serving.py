@@ -28,17 +28,17 @@ from stepscope.predict.operations import BYTES, Operations, roofline_ns
 from stepscope.predict.ranges import joint_band
 from stepscope.predict.work_times import KNOWLEDGE
 
-ONE_SHOT_NS: Final = 4_600.0
-TWO_SHOTS_NS: Final = 12_100.0
+ONE_SHOT_NS: Final = 4_900.0
+TWO_SHOTS_NS: Final = 12_800.0
 OWN_SUM_SHARE: Final = 0.73
 """Engines' own sums: their start and the share of the link's bandwidth, fitted to public timings of vLLM's, SGLang's
-and TensorRT-LLM's on two to eight A100, H100, H200 and B200 (docs/prediction-model.md).
+and TensorRT-LLM's on two to eight A100, H100, H200 and B200 (`scripts/predictor/serving_kernels.py`).
 """
-OWN_SUM_BAND: Final = (0.6, 2.0)  # factors that hold nine of ten of these on a generation that was left out
+OWN_SUM_BAND: Final = (0.62, 1.76)  # factors that hold nine of ten of these on a generation that was left out
 _OWN_SUMS: Final = ("nvlink",)  # links of which such kernels were timed
 ROUTING_KERNELS: Final = 6
 """Short kernels that sort a layer's tokens by expert, copy them and add what comes back: beside the products, public
-timings of engines' expert layers have 11 to 14 us for a token on the A100, H100, H200 and B200.
+timings of engines' expert layers have 12 to 19 us for a token on five devices (`scripts/predictor/serving_kernels.py`).
 """
 TOKENS_A_PASS: Final = 8192
 """Tokens of prompts and answers in one pass, as vLLM's and TensorRT-LLM's defaults have it."""
@@ -155,7 +155,10 @@ def read_model(path: Path) -> ModelShape:
     if file is not path and not file.exists():
         raise UsageError(f"{path} has no config.json: name the model's configuration, or the folder that holds it")
     try:
-        content = msgspec.json.decode(read_small(file, _LARGEST_MIB, ", too large for a model's config.json"))
+        text = read_small(file, _LARGEST_MIB, ", too large for a model's config.json")
+        if not text.strip():
+            raise UsageError(f"{file} is empty")
+        content = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise UsageError(f"{file} is not a model's config.json: {error}") from error
     if not isinstance(content, dict):
@@ -443,7 +446,9 @@ class _Pass:
         hidden = HOST_NS if self.request.host_ns is None else 0.0
         ns = np.append(device_ns, given)
         low, high = np.append(low * often, (sums_low, given)), np.append(high * often, (sums_high, given + hidden))
-        names, bases = np.append(kinds, ("link", "host")), np.append(np.where(learned, "shapes", "datasheet"), "link")
+        names = np.append(kinds, ("link", "host"))
+        by_timings = link is not None and link.hardware in _OWN_SUMS
+        bases = np.append(np.where(learned, "shapes", "datasheet"), "shapes" if by_timings else "datasheet")
         low, high = joint_band(ns, low, high, names, np.arange(len(ns)), np.arange(len(ns)))
         roofs = roofline_ns(described, device) * often
         reached = np.minimum(times.ns * often, _least(described, often, roofs, device))
@@ -588,14 +593,8 @@ def _sums(names: Any, ns: Any) -> dict[str, float]:
     return dict(sorted(((name, each) for name, each in found.items() if each > 0), key=lambda one: -one[1]))
 
 
-_BASES: Final = {"shapes": KNOWLEDGE["shapes"], "datasheet": KNOWLEDGE["datasheet"], "link": KNOWLEDGE["datasheet"]}
-
-
 def _shares(bases: Any, ns: Any) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for basis, each in _sums(bases, ns).items():
-        shares[_BASES[basis]] = shares.get(_BASES[basis], 0.0) + each / float(ns.sum())
-    return shares
+    return {KNOWLEDGE[basis]: each / float(ns.sum()) for basis, each in _sums(bases, ns).items()}
 
 
 def _limit(operations: Operations, device: DevicePeaks, ns: Any, others: Mapping[str, float]) -> str:

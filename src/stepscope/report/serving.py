@@ -9,7 +9,7 @@ import polars as pl
 
 from stepscope.predict.serving import HOST_NS, ModelShape, PassTime, ServingPrediction, ServingRequest
 from stepscope.report.document import Document, Items, Section, Table, fields, section_if, sentences, stamped, texts
-from stepscope.report.format import count, duration, file_name, share, size
+from stepscope.report.format import count, duration, file_name, size
 from stepscope.report.predict import range_text
 
 _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
@@ -20,7 +20,7 @@ _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "tokens_per_s": pl.Float64,
     "at_once": pl.Int64,
 }
-_LINK: Final = "sums between devices"
+_LINK: Final = "communication"
 
 
 def serving_document(
@@ -120,7 +120,7 @@ def _parts(found: Sequence[ServingPrediction]) -> Iterator[Section]:
 
 def _largest(one: PassTime) -> dict[str, str]:
     named = {_LINK if kind == "link" else kind: ns for kind, ns in one.parts.items()}
-    return {"most_of_it": ", ".join(f"{kind} {share(ns / one.ns)}" for kind, ns in list(named.items())[:2])}
+    return {"most_of_it": ", ".join(f"{kind} {100 * ns / one.ns:.0f} %" for kind, ns in list(named.items())[:2])}
 
 
 def _knowledge(one: PassTime) -> dict[str, float]:

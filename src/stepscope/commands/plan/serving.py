@@ -21,6 +21,8 @@ from stepscope.commands.shared.options import (
 _TYPES: Final = ("bf16", "fp16", "fp8")
 """Those of `stepscope.predict.serving`, which the help of all commands does not wait for."""
 
+_UNITS: Final = {unit: factor for unit, factor in NANOSECONDS.items() if unit}  # 2 could be meant as anything
+
 
 def _prepare_parser(parser: CommandParser) -> None:
     parser.add_argument("model", metavar="MODEL", type=Path, help="the model's config.json, or its folder")
@@ -47,7 +49,7 @@ def _prepare_parser(parser: CommandParser) -> None:
     how.add_argument(
         "--host",
         metavar="TIME",
-        type=number("is not a time of at most 10 s: write 1.5ms, 800us or nanoseconds", NANOSECONDS, most=10e9),
+        type=number("is not a time of at most 10 s: write 1.5ms or 800us", _UNITS, most=10e9),
         help="that each pass waits for the host, such as 1.5ms (default: none, and up to 2.4ms in the range)",
     )
     how.add_argument("--weights", choices=_TYPES, help="number type of the weights (default: the model's)")
