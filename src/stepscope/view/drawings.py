@@ -20,8 +20,8 @@ from stepscope.analysis.module_paths import PHASES
 from stepscope.analysis.roofline import device_peaks, peaks_or_bounds, roofline_table, with_graphs
 from stepscope.analysis.steps import span_of
 from stepscope.analysis.telemetry import TelemetryPicture
-from stepscope.diagnosis.exchanges import Exchanges
 from stepscope.diagnosis.loading import loading_of
+from stepscope.diagnosis.rank_groups import Exchanges
 from stepscope.diagnosis.rank_summary import RankSteps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError

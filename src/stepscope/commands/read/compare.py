@@ -27,7 +27,7 @@ from stepscope.commands.shared.options import (
     suggestion,
     user_code_from,
 )
-from stepscope.commands.shared.progress import Progress
+from stepscope.commands.shared.output import Progress
 from stepscope.commands.shared.reading import place_of, readable_traces, redacted, redactor_of
 from stepscope.errors import UsageError
 

@@ -575,7 +575,7 @@ def _ranks_in_file(
     reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str], job: JobSteps | None
 ) -> dict[str, bytes]:
     from stepscope.analysis.matching import matched_collectives
-    from stepscope.diagnosis.exchanges import exchanges
+    from stepscope.diagnosis.rank_groups import exchanges
     from stepscope.report.diagnosis import finding_json, largest_saving
     from stepscope.report.ranks import job_sentences
     from stepscope.view.drawings import ranks_json

@@ -14,8 +14,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from stepscope.commands.shared.output import say
-from stepscope.commands.shared.progress import Progress
+from stepscope.commands.shared.output import Progress, say
 from stepscope.errors import NoStepMarksError, TraceError, UsageError
 from stepscope.report.format import count
 
