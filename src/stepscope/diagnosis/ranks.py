@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.communication import bus_bytes
+from stepscope.analysis.communication import Lateness, bus_bytes, lateness
 from stepscope.analysis.host import CAUSES
-from stepscope.analysis.lateness import Lateness, lateness
 from stepscope.analysis.matching import participants
 from stepscope.diagnosis.diagnosis import Diagnosis
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers import event_names
 from stepscope.readers.source import Background, current
+from stepscope.trace import naming
 from stepscope.trace.excerpt import is_inside, window_of_steps
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.nesting import Nesting, Rows, at, nullable, row_numbers
@@ -445,7 +445,7 @@ class Assembly:
         self._writer = writer
         self._damage = damage
         self._origin_ns = origin_ns
-        self._own_steps = not event_names.are_steps_marked(strings)
+        self._own_steps = not naming.are_steps_marked(strings)
         self._steps = steps
         self.window = window
 
@@ -527,10 +527,10 @@ class Assembly:
 
     def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
         own = self._own_steps
-        return self._by_name(part, {"step": pl.Int64}, lambda name: (event_names.step_number(name, own=own),))
+        return self._by_name(part, {"step": pl.Int64}, lambda name: (naming.step_number(name, own=own),))
 
     def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
-        return self._by_name(part, _FRAME_COLUMNS, event_names.frame)
+        return self._by_name(part, _FRAME_COLUMNS, naming.frame)
 
     def _by_name(
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
@@ -551,7 +551,7 @@ class Assembly:
         """Write operators, launches and device work, which refer to one another."""
         by_correlation = self._spill.has("device_work", "correlation")
         launches, operators = _Launches(by_correlation=by_correlation), Nesting()
-        pairs = _ForwardBackward(self._codes_of(event_names.FORWARD_BACKWARD_FLOWS), self._codes_of(["source"]))
+        pairs = _ForwardBackward(self._codes_of(naming.FORWARD_BACKWARD_FLOWS), self._codes_of(["source"]))
         launched, worked = self._correlations_of_the_window()
         all_flows = []
         for begin_ns, end_ns in pairwise(self._spill.bounds("operators", "launches")):
@@ -589,7 +589,7 @@ class Assembly:
             rows = rows.filter(self._is_inside(rows) | pl.col("correlation").is_in(worked.implode()))
         if not rows.height:
             return
-        rows = self._by_name(rows, {"kind": pl.String}, lambda name: (event_names.launch_kind(name),))
+        rows = self._by_name(rows, {"kind": pl.String}, lambda name: (naming.launch_kind(name),))
         around = operators.innermost_at(rows["lane"].to_numpy(), rows["start_ns"].to_numpy())
         launches.add(rows)
         self._write_rows("launches", rows.with_columns(operator=nullable(around)))

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 _Context = AbstractContextManager[Any]
 
 STEP_NAME: Final = "stepscope.step#{} {}"
-"""Name of a step's annotation; parsed by `readers.event_names.step_number`."""
+"""Name of a step's annotation; parsed by `trace.naming.step_number`."""
 
 _UNDER_NSIGHT: Final = any(name in os.environ for name in ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH"))
 _WITH_SCOPES: Final = any(os.environ.get(name, "0") != "0" for name in ("XLA_IR_DEBUG", "XLA_HLO_DEBUG"))

@@ -8,8 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.analysis.communication import collectives
-from stepscope.analysis.lateness import lateness
+from stepscope.analysis.communication import collectives, lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
 from stepscope.diagnosis.rank_groups import exchanges, parallelism

@@ -18,8 +18,7 @@ from stepscope.commands.shared.options import user_code_from
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.document import compact_json
 from stepscope.threads import cached_property
-from stepscope.view.documents import NoDocument, Options
-from stepscope.view.page import address, page_file, with_options
+from stepscope.view.documents import NoDocument, Options, address, page_file, with_options
 
 if TYPE_CHECKING:
     from stepscope.analysis.places import PlaceCosts
@@ -223,7 +222,7 @@ def _flame(opened: OpenTrace, options: Options) -> Any:
 
 
 def _links(opened: OpenTrace, options: Options) -> Any:
-    from stepscope.view.links import links_json
+    from stepscope.view.drawings import links_json
 
     return links_json(opened.view)
 

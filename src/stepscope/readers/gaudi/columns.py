@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.event_names import copy_kind, launch_kind
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.arguments import MISSING, OptionalIdentifier, OptionalInt
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import Damage, Event
 from stepscope.readers.kineto.scanned import NO_INTEGER, TABLES, Coded, Dialect, Rows, RowTables, combined
+from stepscope.trace.naming import copy_kind, launch_kind
 
 CATEGORIES: Final = frozenset(
     {

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers import event_names
 from stepscope.readers.assembly import StringPool
 from stepscope.readers.xplane.content import Mask, Positions
 from stepscope.readers.xplane.events import Batch, Words
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
+from stepscope.trace import naming
 from stepscope.trace.naming import first_match, name_patterns
 
 HOST_PLANES: Final = re.compile(r"/host:(?!metadata)")
@@ -71,14 +71,14 @@ class HostName(NamedTuple):
 def host_name(name: str, on_python_thread: bool) -> HostName:
     """Return the table of a host event, and its name there."""
     if name.startswith("$"):
-        return HostName("frames", event_names.frame_name(name).removeprefix("$"))
+        return HostName("frames", naming.frame_name(name).removeprefix("$"))
     if _SYNCHRONISING.match(name):
         return HostName("launches", name, "synchronise")
     if _ENQUEUEING.match(name):
         return HostName("launches", name, "launch")
-    table = event_names.host_slice_table(name)
+    table = naming.host_slice_table(name)
     if table == "launches":
-        return HostName(table, name, event_names.launch_kind(name))
+        return HostName(table, name, naming.launch_kind(name))
     if table is not None and table != "operators":
         return HostName(table, name)
     if on_python_thread and not _XLA.match(name):
@@ -126,7 +126,7 @@ def device_operation(name: str, category: str) -> DeviceOperation:
     if _ASYNCHRONOUS_COPY.match(opcode):
         return DeviceOperation(_copy_direction(name), is_handle=True)
     collective = first_match(name_patterns("collectives.tsv")["XLA"], opcode) or None
-    if collective or event_names.is_communication(opcode):
+    if collective or naming.is_communication(opcode):
         if collective in ("send", "recv") and "is_host_transfer=true" in name:
             return DeviceOperation("copy_out" if collective == "send" else "copy_in")
         group, size = _group(name)
@@ -401,7 +401,7 @@ class UnclearFiles:
 
     def told(self, name: str) -> HostFrame:
         """Parse a frame "file(line): function", and resolve its file if possible."""
-        file, line, function, _ = event_names.frame(name)
+        file, line, function, _ = naming.frame(name)
         if file is None or line is None or "/" in file:
             return HostFrame(name, file, line, function)
         paths = self._paths.get(file, set())
