@@ -25,7 +25,7 @@ from stepscope.commands.read.reports import (
     reports_from_cluster,
     write_logged,
 )
-from stepscope.commands.read.rules import parsed_setting, rule_named
+from stepscope.commands.read.tables import parsed_setting, rule_named
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     Command,

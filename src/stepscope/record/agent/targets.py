@@ -16,8 +16,7 @@ import msgspec
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent.client import AgentClient, HttpTransport
 from stepscope.record.agent.http import is_loopback
-from stepscope.record.agent.protocol import AgentFile, agent_at, agent_of_process, agents_in, user_agents
-from stepscope.record.agent.requests import FileTransport
+from stepscope.record.agent.protocol import AgentFile, FileTransport, agent_at, agent_of_process, agents_in, user_agents
 from stepscope.record.run_folder import RunFolder
 
 FindRun = Callable[[str], "RunFolder | None"]
