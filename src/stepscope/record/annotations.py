@@ -123,7 +123,7 @@ class step(annotate):
         self.number = number
 
     def __enter__(self) -> step:
-        number = _next_number(self.name) if self.number is None else self.number
+        number = next(_numbers.setdefault(self.name, itertools.count())) if self.number is None else self.number
         if _may_be_seen():
             _open(self, self.name, number)
         return self
@@ -137,10 +137,6 @@ class step(annotate):
 
 
 _numbers: dict[str, Iterator[int]] = {}
-
-
-def _next_number(name: str) -> int:
-    return next(_numbers.setdefault(name, itertools.count()))
 
 
 @guard.entry
