@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.resources import files
+from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
 # fmt: off
@@ -116,11 +117,15 @@ TELLING: Final = 20_000
 
 @lru_cache(maxsize=8)
 def name_patterns(file: str) -> dict[str, Patterns]:
-    """Patterns of a file in data/ by table, in order: the first that occurs in a name counts."""
+    """Patterns of a file in data/ by table, in order: the first that occurs in a name counts.
+
+    Consecutive rows of one word are one pattern.
+    """
     text = files("stepscope").joinpath(f"data/{file}").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines()[1:] if not line.startswith("#")]
     patterns: dict[str, Patterns] = {}
-    for table, name, pattern in (line.split("\t") for line in text.splitlines()[1:]):
-        patterns.setdefault(table, []).append((name, re.compile(pattern)))
+    for (table, word), same in groupby(rows, key=lambda row: (row[0], row[1])):
+        patterns.setdefault(table, []).append((word, re.compile("|".join(row[2] for row in same))))
     return patterns
 
 
@@ -133,88 +138,6 @@ HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
 """Collectives that run on the host itself, on their own threads."""
 LAZY_EXECUTION: Final = r"^StepMarker$|^SyncLiveTensorsGraph$"
 """Events where PyTorch/XLA cuts and runs a lazily recorded graph."""
-_CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (cause, re.compile(pattern))
-    for cause, pattern in (
-        (
-            "profiler_overhead",
-            r"torch/profiler/profiler\.py\("
-            r"|torch/autograd/profiler\.py\(\d+\): (?:_start_trace|_stop_trace)",
-        ),
-        (
-            "input",
-            r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"
-            rf"|{LOADER_START}"
-            # Marks set by JAX and PyTorch/XLA programs, whose data loading has no other trace.
-            r"|^(?:data|input|load_(?:batch|data)|next_batch|get_batch|fetch_(?:batch|data)|data_?load(?:er|ing))$"
-            r"|^Iterator(?:GetNext|::)|^InputPipeline|^ParallelLoader",
-        ),
-        (
-            "compilation",
-            # Excluded: Inductor's run, wrapper and __call__ and Triton's launch path, open whenever compiled code runs.
-            r"torch/_dynamo/convert_frame\.py|torch/_inductor/async_compile\.py"
-            r"|torch/_inductor/compile_fx\.py\(\d+\): (?!(?:run|wrapper)$)"
-            r"|torch/_inductor/codecache\.py\(\d+\): (?!(?:__call__|get_current_callable)$)"
-            r"|triton/compiler/(?:code_generator|compiler)\.py\(\d+\): (?:compile$|ast_to_ttir|__init__|_init_handles)"
-            r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner"
-            # Habana's graph compiler; XLA's in JAX and torch_xla, by the calls of its clients.
-            r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b"
-            r"|^XLAGraphExecutor::Compile$|^backend_compile(?:_and_load)?$"
-            # JAX's tracer writes frames without their folder.
-            r"|(?:^|/)compiler\.py\(\d+\): (?:backend_compile|compile_or_get_cached)",
-        ),
-        (
-            "graph_tracing",
-            r"^trace_to_jaxpr|^lower_sharding_computation$|(?:^|/)(?:pxla|mlir)\.py\(\d+\): (?:lower_|jaxpr_sub)"
-            r"|(?:^|/)(?:partial_eval|pjit)\.py\(\d+\): (?:trace_to_|_create_pjit_jaxpr|_infer_params)",
-        ),
-        (
-            "step_marker",
-            r"^StepMarker$|^Sync(?:Live)?TensorsGraph(?:Internal)?$|^CollectSyncTensors$|^ExtractIR|^RunPostOrder$"
-            r"|^ScheduleSyncTensorsGraph$",
-        ),
-        (
-            "host_to_device_copy",
-            # Transfers of XLA's TPU, CPU and GPU clients, in JAX and PyTorch/XLA.
-            r"^(?:[\w:]+::)?TransferTo(?:Device|Server|Infeed)\w*(?:$|=>)|^DevicePut|^shard_args$|^cpp_pjit_shard_arg_fallback$"
-            r"|::BufferFromHost|::CopyToMemoryVia|::LinearizeHostBuffer|^H2D Dispatch$|^(?:Xla)?Linearize$"
-            r"|(?:^|/)(?:pxla|array)\.py\(\d+\): (?:shard_args|batched_device_put|shard_device_array)$",
-        ),
-        ("garbage_collection", r"built-in function (?:gc\.)?collect>|^gc\.collect|^Garbage collection"),
-        (
-            "checkpoint",
-            r"^stepscope\.checkpoint#|torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/",
-        ),
-        (
-            "logging",
-            # Excluded: a progress bar's __iter__, which encloses everything that its iterator does.
-            r"^stepscope\.logging#|built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)"
-            r"|(?:^|/)(?:wandb|mlflow|torchmetrics|sklearn/metrics)/|(?:^|/)rich/(?:console|live)\.py"
-            r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py"
-            r"|built-in method (?:write|writelines|flush) of (?:_io\.)?TextIOWrapper"
-            r"|built-in method writerows? of _csv\.writer",
-        ),
-        (
-            "communication",
-            HOST_BACKEND + r"|(?::|::)barrier$"
-            # Python calls that block until the other ranks arrive: DDP's buffer broadcasts, a collective's wait().
-            r"|built-in method (?:_broadcast_coalesced|wait) of (?:PyCapsule|pybind11_)"
-            r"|distributed_c10d\.py\(\d+\): (?:monitored_)?"
-            r"(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
-        ),
-        (
-            "synchronisation",
-            r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$"
-            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): synchronize$"
-            r"|(?:^|/)(?:api|array)\.py\(\d+\): (?:block_until_ready|try_to_block|copy_to_host_async)$"
-            r"|^ArrayImpl\.copy_to_host_async$|^Acquire semaphore$|^D2H Dispatch$"
-            r"|^(?:[\w:]+::)?TransferFrom(?:Device|Server|Outfeed)\w*(?:$|=>)",
-        ),
-        ("optimizer", r"^Optimizer\.(?:step|zero_grad)#|torch/optim/\w+\.py\("),
-        ("dispatch", r"built-in method run_backward |: _engine_run_backward$"),
-    )
-)
-"""The first matching pattern decides. Patterns match names that frameworks record, not names chosen by users."""
 
 _LIBRARY_PATH: Final = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|(?:^|/)torchinductor_[^/]*/|/\.triton/|^<(?!ipython-input-)"
@@ -226,7 +149,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:/")
 @lru_cache(maxsize=65536)
 def cause_of_name(name: str) -> str | None:
     """Return the cause that a slice's name reveals, or None."""
-    return next((cause for cause, pattern in _CAUSES_BY_NAME if pattern.search(name)), None)
+    return first_match(name_patterns("host_names.tsv")["cause"], name) or None
 
 
 _OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))).replace("\\", "/") + "/"
@@ -342,21 +265,6 @@ _OWN_STEP = re.compile(r"stepscope\.step#(\d{1,18}) ")
 _FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
 _MODULE = re.compile(r"nn\.Module: (.+)")
 
-_LAUNCHES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        ("graph_launch", r"graphlaunch"),
-        ("compile", r"moduleload|linkcomplete|nvrtc|libraryload|compile"),
-        ("allocate", r"malloc|memfree|(?:cuda|hip)free|hostalloc|hostregister|memcreate|memmap|memaddress|memunmap"),
-        ("queue_wait", r"streamwaitevent|streamwaitvalue"),
-        ("synchronise", r"synchronize|eventquery_wait|wait_for"),
-        ("copy", r"memcpy|copybuffer"),
-        ("set", r"memset"),
-        ("event", r"event(?:record|create|destroy|query|elapsed)"),
-        ("launch", r"launch|enqueue|submit|runfunction"),
-    )
-)
-
 
 class Frame(NamedTuple):
     """The parts of a Python frame's name; None for missing parts."""
@@ -394,14 +302,7 @@ def frame(name: str) -> Frame:
 
 def launch_kind(name: str) -> str:
     """Return the kind of a device API call, one of `tables.LAUNCH_KINDS`."""
-    return next((kind for kind, pattern in _LAUNCHES if pattern.search(name)), "other")
-
-
-_COPIES: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("copy_in", re.compile(r"HtoD|HostToDevice|HOST_TO_DEVICE|Host -> Device", re.I)),
-    ("copy_out", re.compile(r"DtoH|DeviceToHost|DEVICE_TO_HOST|Device -> Host", re.I)),
-    ("copy_on_device", re.compile(r"DtoD|PtoP|DeviceToDevice|DEVICE_TO_DEVICE|Peer", re.I)),
-)
+    return first_match(name_patterns("host_names.tsv")["launch"], name) or "other"
 
 
 @lru_cache(maxsize=65536)
@@ -412,7 +313,7 @@ def is_communication(name: str) -> bool:
 
 def copy_kind(text: str) -> str:
     """Return the kind of a copy from text that contains its direction, one of `tables.DEVICE_WORK_KINDS`."""
-    return next((kind for kind, pattern in _COPIES if pattern.search(text)), "copy_on_device")
+    return first_match(name_patterns("host_names.tsv")["copy"], text) or "copy_on_device"
 
 
 def synchronisation_kind(name: str) -> str:
