@@ -8,7 +8,6 @@ then the lookups of token embeddings. `data/engines.toml` lists the names.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -94,12 +93,7 @@ class _Engines(msgspec.Struct, frozen=True):
 
 @cache
 def _known() -> _Engines:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = files("stepscope").joinpath("data/engines.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Engines)
+    return msgspec.toml.decode(files("stepscope").joinpath("data/engines.toml").read_bytes(), type=_Engines)
 
 
 def engine_called(name: str) -> Engine:

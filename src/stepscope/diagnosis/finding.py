@@ -5,7 +5,6 @@ is called among the options of libraries that run the training loop.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -222,12 +221,7 @@ class _Trainers(msgspec.Struct, frozen=True):
 
 @cache
 def trainers() -> tuple[Trainer, ...]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = files("stepscope").joinpath("data/trainers.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Trainers).trainers
+    return msgspec.toml.decode(files("stepscope").joinpath("data/trainers.toml").read_bytes(), type=_Trainers).trainers
 
 
 def trainer_of(paths: Iterable[str]) -> Trainer | None:
