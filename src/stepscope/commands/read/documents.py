@@ -194,7 +194,7 @@ def _source(opened: OpenTrace, options: Options) -> Any:
     """A file of the user's code that the lines name, as `stepscope lines TRACE FILE` shows it."""
     from stepscope.analysis.places import line_table
     from stepscope.commands.shared.reading import SOURCE_ENDINGS, source_lines
-    from stepscope.trace.source_text import kept_source, split_lines
+    from stepscope.trace.line_records import kept_source, split_lines
 
     file = options.get("file", "")
     if file not in line_table(opened.trace, costs=opened.costs)["file"].drop_nulls():

@@ -135,7 +135,7 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
 
 
 def _lines(place: Path) -> list[str]:
-    from stepscope.trace.source_text import split_lines
+    from stepscope.trace.line_records import split_lines
 
     try:
         data = _content(place, LARGEST_SHOWN_BYTES)

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.assembly import Codes, StringPool
-from stepscope.readers.gathering import fitting
+from stepscope.readers.gathering import Codes, StringPool, fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
 from stepscope.readers.kineto.scanned import Rows, RowTables, Scan

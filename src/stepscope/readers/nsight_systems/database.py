@@ -24,7 +24,7 @@ import numpy.typing as npt
 import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers.assembly import StringPool
+from stepscope.readers.gathering import StringPool
 from stepscope.readers.kineto import scanned
 
 MAGIC: Final = b"SQLite format 3\0"

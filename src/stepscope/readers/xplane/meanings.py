@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.assembly import StringPool
+from stepscope.readers.gathering import StringPool
 from stepscope.readers.xplane.content import Mask, Positions
 from stepscope.readers.xplane.events import Batch, Words
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
