@@ -462,7 +462,7 @@ class LineTracker:
         """Start recording lines of threads that begin later and, from Python 3.12 on, of running threads."""
         self._start_unix_ns = time.time_ns()
         _stop_in_forked_children()
-        watch = self._watch = Monitoring() if hasattr(sys, "monitoring") else Tracing()
+        watch = self._watch = _new_watch()
         _running.add(self)
         stack_room.take()
         with guard.attempt() as starting:
@@ -519,6 +519,10 @@ def _bytes(values: array[int]) -> bytes:
     if sys.byteorder == "big":
         values.byteswap()
     return values.tobytes()
+
+
+def _new_watch() -> Watch:
+    return Monitoring() if hasattr(sys, "monitoring") else Tracing()
 
 
 _running: set[LineTracker] = set()

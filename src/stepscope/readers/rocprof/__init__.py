@@ -41,13 +41,6 @@ _DEVICE_MEMORY: Final = (1, 2)
 _LARGEST_BYTES: Final = {"agents": 2**22, "buffer_records": 2**22}
 """Size limits of descriptions, which take a few kilobytes but many times that once decoded."""
 _CALLS: Final = ("hip_api", "hsa_api")
-_HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("synchronise", re.compile(r"signal_wait")),
-    ("copy", re.compile(r"memory_(?:async_)?copy")),
-    ("set", re.compile(r"memory_fill")),
-    ("allocate", re.compile(r"pool_(?:allocate|free)|memory_(?:allocate|free)|vmem_")),
-    ("compile", re.compile(r"executable_|code_object_")),
-)
 _FILLS: Final = "__amd_rocclr_fillBuffer"
 _RUNTIME_KERNELS: Final = (_FILLS, "__amd_rocclr_copyBuffer", "__amd_rocclr_copyImage")
 _RANGE: Final = (
@@ -264,7 +257,7 @@ _TEXTS: Final = frozenset({"kind", "device", "queue", "grid", "block", "input_sh
 @lru_cache(maxsize=4096)
 def _call_kind(name: str) -> str:
     if name.startswith("hsa_"):
-        return next((kind for kind, pattern in _HSA_KINDS if pattern.search(name)), "other")
+        return naming.first_match(naming.name_patterns("host_names.tsv")["hsa"], name) or "other"
     return naming.launch_kind(name)
 
 

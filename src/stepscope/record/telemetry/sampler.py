@@ -361,7 +361,7 @@ def available_sources(writer: Writer) -> list[Source]:
     try:
         sources.append(NvidiaDevices(writer))
     except ImportError:
-        if os.path.exists("/proc/driver/nvidia") or shutil.which("nvidia-smi") is not None:
+        if _has_nvidia_driver():
             absent.append("nvidia-ml-py")
         writer.lacks(NvidiaDevices.series, "the package nvidia-ml-py is missing: pip install nvidia-ml-py")
     except LookupError as error:
@@ -373,3 +373,7 @@ def available_sources(writer: Writer) -> list[Source]:
             file=sys.stderr,
         )
     return sources
+
+
+def _has_nvidia_driver() -> bool:
+    return os.path.exists("/proc/driver/nvidia") or shutil.which("nvidia-smi") is not None
