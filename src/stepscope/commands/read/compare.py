@@ -34,7 +34,7 @@ from stepscope.errors import UsageError
 if TYPE_CHECKING:
     from stepscope.compare import Comparison, Side
     from stepscope.compare.history import History, Source
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.record.runs import RunRecord
     from stepscope.trace import Trace
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from stepscope.analysis.memory import DeviceMemory
     from stepscope.analysis.places import PlaceCosts
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.diagnosis.view import View
     from stepscope.predict.cost.energy_parts import EnergyAnswer, SampledEnergy, TraceEnergy
     from stepscope.report.document import Document

@@ -51,9 +51,8 @@ from stepscope.report.brief import TOKENS
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
-    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.finding import Finding, Unreadable
     from stepscope.diagnosis.job import JobSteps
     from stepscope.report.diagnosis import TraceReport
 

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     from stepscope.analysis.telemetry import TelemetryPicture
     from stepscope.commands.read.tables import TableCommand
     from stepscope.compare import Comparison
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
-    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.finding import Finding, Unreadable
     from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.rank_summary import RankSteps
     from stepscope.diagnosis.view import View

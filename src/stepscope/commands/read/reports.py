@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from stepscope.analysis.desync import Desync
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import Secrets, SideFile
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
-    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.finding import Finding, Unreadable
     from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.view import View
     from stepscope.readers.collective_logs import CollectiveLogs
@@ -156,7 +155,7 @@ def reports_from_cluster(
     Raises:
         UsageError: the cluster cannot be reached, or no file can be read.
     """
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.readers.remote import url_of
     from stepscope.readers.source import name_of
 
@@ -203,7 +202,7 @@ def _diagnosed_there(
 
 def once_each(reports: list[TraceReport], left_out: list[Unreadable]) -> list[TraceReport]:
     """The last report of each rank of a job; the others are named in `left_out`."""
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.diagnosis.rank_summary import recorded_once
 
     kept, others = recorded_once(reports, lambda report: report.rank)

@@ -19,8 +19,8 @@ from stepscope.errors import NoStepMarksError, TraceError, UsageError
 from stepscope.report.format import count
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import UserSource
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.redaction import Redactor
@@ -320,7 +320,7 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
 
 def readable(arguments: argparse.Namespace, file: Path, unreadable: list[Unreadable]) -> Trace | None:
     """The trace in a file of several; None, and one more in `unreadable`, if it cannot be read."""
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.readers.source import name_of
 
     try:
