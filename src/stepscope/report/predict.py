@@ -115,6 +115,8 @@ def _idle(shares: list[float], answer: PredictedSteps) -> str:
 
 def _what_helps(prediction: StepPrediction) -> str:
     match prediction.limit:
+        case "host" if prediction.limit_cause == "untraced":
+            return "for most of it nothing was recorded on the host: that time stays as it was, whatever it is"
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
