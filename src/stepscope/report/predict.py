@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.diagnosis.diagnosis import Unreadable
+from stepscope.diagnosis.finding import Unreadable
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
@@ -115,6 +115,8 @@ def _idle(shares: list[float], answer: PredictedSteps) -> str:
 
 def _what_helps(prediction: StepPrediction) -> str:
     match prediction.limit:
+        case "host" if prediction.limit_cause == "untraced":
+            return "for most of it nothing was recorded on the host: that time stays as it was, whatever it is"
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
