@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -324,17 +323,12 @@ def _tables(path: Path) -> list[Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     data = read_small(path, _LARGEST_MIB, ", too large for a file of devices")
     try:
-        content: dict[str, Any] = tomllib.loads(data.decode())
+        content: dict[str, Any] = msgspec.toml.decode(data)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a TOML file: it is not UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a TOML file: {' '.join(str(error).split())}") from error
     return content
 

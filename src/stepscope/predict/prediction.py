@@ -32,7 +32,7 @@ from stepscope.trace.model import Displayed
 from stepscope.whatif.experiment import Experiment
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.diagnosis.diagnosis import Unreadable
+from stepscope.diagnosis.finding import Unreadable
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
