@@ -8,8 +8,9 @@ mechanisms were chosen by the former alone. `first_ms` was predicted before a so
 for the older ones before the sources were divided.
 
 What a source's engine does otherwise than today's is there too, by its code or its makers' word: TurboMind's first
-token ends the decoding of the prompts' last tokens (`LlamaBatch::ContextDecode`), and TensorRT-LLM 0.5 reads the cache
-once for each query head (https://github.com/NVIDIA/TensorRT-LLM/issues/407).
+token ends the decoding of the prompts' last tokens (`LlamaBatch::ContextDecode`); TensorRT-LLM 0.5 reads the cache once
+for each query head (https://github.com/NVIDIA/TensorRT-LLM/issues/407); and these and FasterTransformer sum by the
+communication library (`ftNcclAllReduceSum`; the builds of TensorRT-LLM's page lack `--use_custom_all_reduce`).
 
 A total is what a whole batch takes; `tokens` is the time of a thousand tokens at the highest throughput, with as many
 requests as fit where the source does not say how many. `roofline` is the least time at the datasheet's peaks, without
@@ -38,6 +39,7 @@ sys.path[:0] = [str(HERE.parent / "src")]
 import numpy as np  # noqa: E402
 
 from stepscope.machine.devices import named_device  # noqa: E402
+from stepscope.predict.limits import link_of  # noqa: E402
 from stepscope.predict.serving import (  # noqa: E402
     ModelShape,
     PassTime,
@@ -144,16 +146,19 @@ def _prediction(case: dict[str, str], source: dict[str, str], model: ModelShape)
     device = named_device(case["device"])
     numbers = {name: int(case[name]) for name in ("prompt", "output", "devices")}
     request = ServingRequest(**numbers, weights=case["weights"], cache=case["cache"])
+    link = link_of(device)
+    if link is not None and source["sums_by"] == "library":
+        link = replace(link, hardware="")  # as one that was given: without the engines' own sums
     if case["batch"] == "most":
         most = serving_prediction(model, request, device).most_requests or 1
         request = replace(request, batch=min(most, MOST_AT_ONCE))
     else:
         request = replace(request, batch=int(case["batch"]))
-    found = serving_prediction(model, request, device)
+    found = serving_prediction(model, request, device, link)
     if source["cache_read_by"] == "each query head" and model.heads > model.kv_heads:
         grown = (request.output - 1) / 2
         as_much = round(model.heads / model.kv_heads * (request.prompt + grown) - grown)
-        return replace(found, decode=serving_prediction(model, replace(request, prompt=as_much), device).decode)
+        return replace(found, decode=serving_prediction(model, replace(request, prompt=as_much), device, link).decode)
     return found
 
 
