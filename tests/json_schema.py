@@ -450,6 +450,7 @@ class Predict(
     trace: TraceName
     steps: ReplayedSteps
     step_ns: float
+    steady_step_ns: float
     memory: MemoryNeed
     range_holds: float | None
     predictions: list[Prediction]

@@ -428,6 +428,7 @@ class PredictedSteps(Displayed):
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
     unreadable: tuple[Unreadable, ...] = ()  # files of other ranks, which are missing
     unrecorded_ns: int | None = None  # a step of the same run that was not recorded; None where unknown
+    steady_ns: float | None = None  # mean step without what predictions leave out, as notes say; None if nothing
 
 
 def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) -> PredictedSteps:
@@ -446,6 +447,7 @@ def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) ->
     return PredictedSteps(
         path=trace.metadata.path,
         unrecorded_ns=None if unrecorded is None else unrecorded.step_ns,
+        steady_ns=None if predictor.replays.is_as_recorded else predictor.replays.steady_ns,
         format=trace.metadata.format,
         stepped=experiment.steps.height > 0,
         step_count=experiment.step_count,
