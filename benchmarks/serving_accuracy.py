@@ -1,6 +1,6 @@
 """How near the times of serving come to published measurements, beside the first prediction and the roofline.
 
-    python benchmarks/serving_accuracy.py [--cases] [--by source|device|weights|devices|batch|prompt] [--markdown]
+    python benchmarks/serving_accuracy.py [--cases] [--by source|device|weights|devices|batch|prompt] [--write]
 
 The cases are in `serving_cases.csv`, their models in `serving_models.json` (Hugging Face's configurations, as far as
 they matter), and where they are from in `serving_sources.csv`. A source is for development or for the test, as a whole:
@@ -8,14 +8,16 @@ mechanisms were chosen by the former alone. `first_ms` was predicted before a so
 for the older ones before the sources were divided.
 
 What a source's engine does otherwise than today's is there too, by its code or its makers' word: TurboMind's first
-token ends the decoding of the prompts' last tokens (`LlamaBatch::ContextDecode`), and TensorRT-LLM 0.5 reads the cache
-once for each query head (https://github.com/NVIDIA/TensorRT-LLM/issues/407).
+token ends the decoding of the prompts' last tokens (`LlamaBatch::ContextDecode`); TensorRT-LLM 0.5 reads the cache once
+for each query head (https://github.com/NVIDIA/TensorRT-LLM/issues/407); and these and FasterTransformer sum by the
+communication library (`ftNcclAllReduceSum`; the builds of TensorRT-LLM's page lack `--use_custom_all_reduce`).
 
 A total is what a whole batch takes; `tokens` is the time of a thousand tokens at the highest throughput, with as many
 requests as fit where the source does not say how many. `roofline` is the least time at the datasheet's peaks, without
 links.
 
 --cases     every case with its error in percent
+--write     the tables of docs/serving.md anew
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -35,6 +39,7 @@ sys.path[:0] = [str(HERE.parent / "src")]
 import numpy as np  # noqa: E402
 
 from stepscope.machine.devices import named_device  # noqa: E402
+from stepscope.predict.limits import link_of  # noqa: E402
 from stepscope.predict.serving import (  # noqa: E402
     ModelShape,
     PassTime,
@@ -45,7 +50,16 @@ from stepscope.predict.serving import (  # noqa: E402
 )
 
 SETS = ("development", "test")
-PHASES = ("prefill", "decode", "total", "tokens")
+PHASES = {
+    "prefill": "first token",
+    "decode": "each further token",
+    "total": "whole batches",
+    "tokens": "highest throughput",
+}
+HEAD: Final[tuple[str, ...]] = ("", "measured", "first", "now", "bias", "spread", "roofline", "in range")
+PAGE = HERE.parent / "docs" / "serving.md"
+WRITTEN = {"source": "{}", "weights": "{}", "devices": "devices: {}", "prompt": "tokens of a prompt: {}"}
+PROMPTS = ("128", "2048", "5000")  # of most cases
 COLUMNS = ("source", "device", "weights", "devices", "batch", "prompt")
 MOST_AT_ONCE: Final = 2048
 """Requests at once where as many as fit are served: the engine's own limit (TensorRT-LLM's default)."""
@@ -68,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", action="store_true")
     parser.add_argument("--by", choices=COLUMNS)
-    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     errors = list(_errors())
     if arguments.cases:
@@ -80,8 +94,27 @@ def main() -> int:
                 f"{each.measured_ms:10.1f} ms {each.first:+7.1%} {each.error:+7.1%} {each.roofline:+7.1%}"
                 f" {'' if each.is_inside else 'outside'}"
             )
-    print(_table(errors, arguments.by, markdown=arguments.markdown))
+    if arguments.write:
+        _write(errors)
+    for row in _rows_of(errors, arguments.by):
+        print(row[0].ljust(32) + "".join(cell.rjust(10) for cell in row[1:]))
     return 0
+
+
+def _write(errors: list[Error]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    split: list[tuple[str, ...]] = [HEAD]
+    for by in WRITTEN:
+        rows = _rows_of([each for each in errors if by != "prompt" or each.case[by] in PROMPTS], by)
+        for name in SETS:
+            begin = next(place for place, row in enumerate(rows) if row[0] == f"{name}, all")
+            for row in takewhile(lambda row: row[0].startswith("  "), rows[begin + 1 :]):
+                split.append((f"{name}: {WRITTEN[by].format(row[0].strip())}", *row[1:]))
+    for mark, rows in (("accuracy", _rows_of(errors, None)), ("split", split)):
+        lines = [f"| {' | '.join(row)} |" for row in rows]
+        table = "\n".join([lines[0].replace("|  |", "| |"), "|---" + "|---:" * (len(HEAD) - 1) + "|", *lines[1:]])
+        text = re.sub(rf"(<!-- {mark} -->\n).*?(\n<!-- /{mark} -->)", rf"\g<1>{table}\g<2>", text, flags=re.DOTALL)
+    PAGE.write_text(text, encoding="utf-8")
 
 
 def _errors() -> Iterator[Error]:
@@ -113,16 +146,19 @@ def _prediction(case: dict[str, str], source: dict[str, str], model: ModelShape)
     device = named_device(case["device"])
     numbers = {name: int(case[name]) for name in ("prompt", "output", "devices")}
     request = ServingRequest(**numbers, weights=case["weights"], cache=case["cache"])
+    link = link_of(device)
+    if link is not None and source["sums_by"] == "library":
+        link = replace(link, hardware="")  # as one that was given: without the engines' own sums
     if case["batch"] == "most":
         most = serving_prediction(model, request, device).most_requests or 1
         request = replace(request, batch=min(most, MOST_AT_ONCE))
     else:
         request = replace(request, batch=int(case["batch"]))
-    found = serving_prediction(model, request, device)
+    found = serving_prediction(model, request, device, link)
     if source["cache_read_by"] == "each query head" and model.heads > model.kv_heads:
         grown = (request.output - 1) / 2
         as_much = round(model.heads / model.kv_heads * (request.prompt + grown) - grown)
-        return replace(found, decode=serving_prediction(model, replace(request, prompt=as_much), device).decode)
+        return replace(found, decode=serving_prediction(model, replace(request, prompt=as_much), device, link).decode)
     return found
 
 
@@ -155,21 +191,20 @@ def _sum(first: PassTime, then: PassTime, prompts: int, decodings: int) -> tuple
     )
 
 
-def _table(errors: list[Error], by: str | None, *, markdown: bool) -> str:
-    rows: list[tuple[str, ...]] = [("", "cases", "first", "now", "bias", "spread", "roofline", "in range")]
+def _rows_of(errors: list[Error], by: str | None) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [HEAD]
     for name in SETS:
         of_set = [each for each in errors if each.set == name]
         for phase in (*PHASES, "all"):
             chosen = [each for each in of_set if phase in (each.phase, "all")]
-            rows.append((f"{name}, {phase}", *_cells(chosen)))
+            if not chosen:
+                continue
+            rows.append((f"{name}, {PHASES.get(phase, phase)}", *_cells(chosen)))
             parts: dict[str, list[Error]] = {}
             for each in chosen if by else ():
                 parts.setdefault(each.case[by or ""], []).append(each)
             rows += [(f"  {value}", *_cells(parts[value])) for value in sorted(parts, key=_number_first)]
-    if markdown:
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        return "\n".join([lines[0], "|---" + "|---:" * (len(rows[0]) - 1) + "|", *lines[1:]])
-    return "\n".join(row[0].ljust(32) + "".join(cell.rjust(10) for cell in row[1:]) for row in rows)
+    return rows
 
 
 def _number_first(value: str) -> tuple[float, str]:
@@ -188,7 +223,7 @@ def _cells(errors: list[Error]) -> tuple[str, ...]:
         f"{off.mean():+.1f}",
         f"{off.std():.1f}",
         f"{abs(roof).mean():.1f}",
-        f"{inside:.0%}",
+        f"{100 * inside:.0f} %",
     )
 
 
