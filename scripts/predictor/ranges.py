@@ -52,8 +52,6 @@ DATA: Final = Path(__file__).resolve().parents[2] / "src" / "stepscope" / "data"
 LONG_NS: Final = 100_000.0
 """What is shorter consists of the launch, in these timings."""
 FEWEST: Final = 3  # devices whose recordings tell the width of a kind that was not timed
-TIMED: Final = ("matrix", "elementwise", "normalisation", "softmax", "convolution", "attention")
-"""Kinds whose bands traces do not tell: they were timed, or bands differ by far more than what they hold."""
 DRAWS: Final = 2000
 _EVERY: Final = 20
 CASE: Final = ("gpu", "model", "mode", "length", "batch", "iteration_ms")
@@ -111,15 +109,18 @@ def distances(ns: Numbers, expected: Numbers, low: Numbers, high: Numbers, *, is
     return np.asarray(np.abs(error) / np.where(error < 0, below, above))
 
 
-def scores_of_kinds(folder: Path, gpu: str, predict: Predict) -> dict[str, Numbers]:
-    """Of single operations on a GPU, by kind."""
-    found: dict[str, list[Numbers]] = {}
+def scores_of_kinds(folder: Path, gpu: str, predict: Predict) -> tuple[dict[str, Numbers], dict[str, float]]:
+    """Of single operations on a GPU, by kind, and the median half-width of their bands."""
+    scores: dict[str, Numbers] = {}
+    bands: dict[str, float] = {}
     for operations, latency in measured(folder, gpu):
         times = predict(operations, public_device(gpu))
-        scores = distances(latency, times.ns, times.low_ns, times.high_ns)
+        found = distances(latency, times.ns, times.low_ns, times.high_ns)
+        half, _ = half_widths(times.ns, times.low_ns, times.high_ns, np.zeros(len(found), np.bool_))
         for kind in np.unique(operations.kind).tolist():
-            found.setdefault(kind, []).append(scores[(operations.kind == kind) & np.isfinite(scores)])
-    return {kind: np.concatenate(parts) for kind, parts in found.items()}
+            mine = (operations.kind == kind) & np.isfinite(found)
+            scores[kind], bands[kind] = found[mine], float(np.median(half[mine]))
+    return scores, bands
 
 
 def scores_of_bandwidths(predict: Predict) -> dict[str, Numbers]:
@@ -216,7 +217,7 @@ def unseen_steps(folder: Path) -> dict[str, Steps]:
 
 
 def recorded_scores(folder: Path) -> tuple[dict[str, dict[str, Numbers]], dict[str, Numbers], dict[str, Numbers]]:
-    """Of public traces: kinds that no timings have, by device; other makers' work together, by trace; and hosts.
+    """Of public traces: kinds of work, by device; other makers' work together, by trace; and hosts.
 
     The last are logarithms of the mean of every other step over the mean of the rest, of traces of four and more.
     """
@@ -230,7 +231,7 @@ def recorded_scores(folder: Path) -> tuple[dict[str, dict[str, Numbers]], dict[s
             continue
         scores = distances(one.measured, one.predicted, one.low, one.high)
         for kind, score, ns in zip(one.kinds, scores.tolist(), one.measured.tolist(), strict=True):
-            if kind not in TIMED and ns > SHORTEST_NS:
+            if ns > SHORTEST_NS:
                 of_kind = kinds.setdefault(kind, {})
                 of_kind[one.device.name] = np.append(of_kind.get(one.device.name, np.empty(0)), score)
     for path in trace_paths(folder):
@@ -240,18 +241,25 @@ def recorded_scores(folder: Path) -> tuple[dict[str, dict[str, Numbers]], dict[s
             continue
         if len(steps) > 3:
             hosts[path.name] = np.abs(np.log([steps[::2].mean() / steps[1::2].mean()]))
-    return {kind: scores for kind, scores in kinds.items() if len(scores) >= FEWEST}, guessed, hosts
+    return kinds, guessed, hosts
 
 
 def width_of(scores: Mapping[str, Numbers]) -> float:
     """What HELD of the cases of one more group do not exceed, if it is like these.
 
-    Of n cases, one of each group, the one at place HELD * (n + 1) in their order holds HELD of further ones. The width
-    is its median over draws; of fewer than four groups it is the largest, which holds n / (n + 1).
+    Of n cases, one of each group, the one at place HELD * (n + 1) in their order holds HELD of further ones; of fewer
+    than four groups it is the largest, which holds n / (n + 1). Each draw gives another; the width holds as much of
+    all cases, each group counting as much as another, as those do on average.
     """
     random = np.random.default_rng(0)
     drawn = np.stack([random.choice(mine, DRAWS) for mine in scores.values()])
-    return float(np.median(np.quantile(drawn, HELD, axis=0, method="weibull")))
+    placed = np.quantile(drawn, HELD, axis=0, method="weibull")
+    values = np.concatenate(list(scores.values()))
+    weight = np.concatenate([np.full(len(mine), 1 / len(mine)) for mine in scores.values()])
+    order = np.argsort(values)
+    reached = np.cumsum(weight[order]) / weight.sum()
+    share = np.interp(placed, values[order], reached).mean()
+    return float(np.interp(share, reached, values[order]))
 
 
 def left_out_in_turn(scores: Mapping[str, Numbers]) -> dict[str, float]:
@@ -265,12 +273,13 @@ class Unseen:
     """What models that never saw some GPUs say of them.
 
     Attributes:
-        kinds: of each GPU the scores of single operations by kind.
+        kinds, bands: of each GPU the scores of single operations by kind, and the median half-width of their bands.
         steps, recorded: of each GPU its steps from shapes, and from another GPU's.
         bandwidths: scores of devices whose bandwidth others measured.
     """
 
     kinds: Mapping[str, Mapping[str, Numbers]]
+    bands: Mapping[str, Mapping[str, float]]
     steps: Mapping[str, Steps]
     recorded: Mapping[str, Steps]
     bandwidths: Mapping[str, Numbers]
@@ -282,8 +291,10 @@ Sets = Mapping[frozenset[str], Unseen]
 def _unseen_by_models(job: tuple[Path, frozenset[str]]) -> Unseen:
     folder, gpus = job
     predict = without(folder, set(gpus)) if gpus else operation_times
+    found = {gpu: scores_of_kinds(folder, gpu, predict) for gpu in gpus}
     return Unseen(
-        {gpu: scores_of_kinds(folder, gpu, predict) for gpu in gpus},
+        {gpu: scores for gpu, (scores, _) in found.items()},
+        {gpu: bands for gpu, (_, bands) in found.items()},
         {gpu: steps_of(folder, gpu, predict) for gpu in gpus},
         {gpu: recorded_steps(folder, gpu, predict) for gpu in gpus if len(gpus) == 1},
         scores_of_bandwidths(predict),
@@ -339,12 +350,18 @@ def main() -> None:
     sets = all_sets(arguments.folder, arguments.processes)
     widths, of_others = calibrated(sets), {gpu: calibrated(sets, gpu) for gpu in GPUS}
     kinds, guessed, hosts = recorded_scores(arguments.traces)
-    recorded = {**kinds, GUESSED: guessed, HOST: hosts}
+    timed = {kind: scores for kind, scores in kinds.items() if kind in widths}
+    recorded = {kind: scores for kind, scores in kinds.items() if kind not in widths and len(scores) >= FEWEST}
+    recorded |= {GUESSED: guessed, HOST: hosts}
     widths |= {of: width_of(scores) for of, scores in recorded.items()}
     shares = {**nested(sets, of_others), **{of: left_out_in_turn(scores) for of, scores in recorded.items()}}
-    print("of | width | groups left out | cases held, each group alike\n---|---:|---:|---:")
+    print("of | width | range, times or over | groups left out | cases held, each group alike\n---|---:|---:|---:|---:")
     for of, share in shares.items():
-        print(f"{of} | {widths[of]:.2f} | {len(share)} | {np.mean(list(share.values())):.0%}")
+        print(f"{of} | {widths[of]:.2f} | {_usual(sets, of_others, of)} | {len(share)} | {_mean(share):.0%}")
+    print("\ntimed kinds in public traces, each together | devices | traces | held\n---|---:|---:|---:")
+    for of, scores in timed.items():
+        held = np.concatenate(list(scores.values())) <= widths[of]
+        print(f"{of} | {len(scores)} | {len(held)} | {held.sum()}")
     _print_steps("iterations of", {gpu: sets[frozenset({gpu})].steps[gpu] for gpu in GPUS}, of_others)
     _print_steps("from another GPU's", {gpu: sets[frozenset({gpu})].recorded[gpu] for gpu in GPUS}, of_others)
     unseen = unseen_steps(arguments.folder)
@@ -352,6 +369,17 @@ def main() -> None:
     if arguments.write:
         rows = [f"{of},{width:.3f}" for of, width in sorted(widths.items())]
         DATA.write_text("\n".join(["of,width", *rows]) + "\n", encoding="utf-8")
+
+
+def _mean(shares: Mapping[str, float]) -> float:
+    return float(np.mean(list(shares.values())))
+
+
+def _usual(sets: Sets, widths: Mapping[str, Mapping[str, float]], kind: str) -> str:
+    """The least and greatest factor of a kind's range on GPUs that were left out."""
+    bands = {gpu: sets[frozenset({gpu})].bands[gpu].get(kind) for gpu in GPUS}
+    factors = [float(np.exp(widths[gpu][kind] * band)) for gpu, band in bands.items() if band is not None]
+    return f"{min(factors):.2f} to {max(factors):.2f}" if factors else ""
 
 
 def _print_steps(title: str, steps: Mapping[str, Steps], widths: Mapping[str, Mapping[str, float]]) -> None:
