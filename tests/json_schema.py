@@ -31,7 +31,7 @@ from stepscope.compare.comparison import Comparison, compare_traces
 from stepscope.compare.statistics import SampleComparison
 from stepscope.compare.trace_record import SideSummary
 from stepscope.diagnosis import diagnosis, finding, job
-from stepscope.diagnosis.exchanges import EXCHANGE_SCHEMA
+from stepscope.diagnosis.rank_groups import EXCHANGE_SCHEMA
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import CompileUse
 from stepscope.machine.observed import Observation
@@ -450,6 +450,7 @@ class Predict(
     trace: TraceName
     steps: ReplayedSteps
     step_ns: float
+    steady_step_ns: float
     memory: MemoryNeed
     range_holds: float | None
     predictions: list[Prediction]

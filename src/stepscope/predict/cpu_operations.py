@@ -18,7 +18,7 @@ from stepscope.analysis.attribution import operator_places
 from stepscope.analysis.host import host_time
 from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.work import VIEWS, base_name
-from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.machine.devices import DevicePeaks, is_nvidia, with_measured_shares
 from stepscope.predict.limits import ON_HOST, Limit
 from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
 from stepscope.predict.operations import (
@@ -300,7 +300,7 @@ class StepFromShapes:
             UsageError: an unknown number type.
         """
         experiment = self._replays.experiment
-        times = cpu_operation_times(self._calls, target, precision=self._precision)
+        times = cpu_operation_times(self._calls, with_measured_shares(target), precision=self._precision)
         if times.covered_share < LEAST_COVERED:
             notes = (*times.notes, _refusal(experiment, times, target))
             return ShapesStep(None, None, None, None, None, None, times.covered_share, notes)

@@ -44,10 +44,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.host import host_time
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.diagnosis.recording_costs import Contention, contention_of
-from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.machine.devices import DevicePeaks, is_nvidia, with_measured_shares
 from stepscope.predict.memory_times import least_ns
 from stepscope.predict.operation_times import Factors, guessed_band, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
@@ -152,7 +153,8 @@ def work_times(
     for device in work["device"].unique(maintain_order=True).to_list():
         rows = (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
-        _Device(calls, times, known, target, precision).answer(rows)
+        known = None if known is None else with_measured_shares(known)
+        _Device(calls, times, known, with_measured_shares(target), precision).answer(rows)
     return WorkTimes(times.measured, times.ns, times.low, times.high, times.basis, tuple(times.notes))
 
 
@@ -490,8 +492,10 @@ class StepReplays:
 
     @cached_property
     def graph(self) -> Graph:
-        """Dependency graph with the host's part scaled and undisturbed, and the device's as measured."""
+        """Dependency graph with the host's part scaled, undisturbed and without `once_ns`; the device's as measured."""
         graph = self.experiment.graph
+        if self.once_ns:
+            graph = scaled_cause("once", 0.0)(self.experiment, graph)
         if self.contention is not None:
             graph = self.contention.change(self.experiment, graph)
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
@@ -507,12 +511,36 @@ class StepReplays:
 
     @property
     def _host_is_as_measured(self) -> bool:
-        return self._host_factor == 1.0 and self._input_factor == 1.0 and self.contention is None
+        return self._host_factor == 1.0 and self._input_factor == 1.0 and self.is_as_recorded
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether nothing of the recorded steps is left out."""
+        return self.contention is None and not self.once_ns
 
     @cached_property
     def contention(self) -> Contention | None:
         """What other programs or a quota took of the recorded steps, which replays leave out; None if little."""
         return contention_of(self.experiment)
+
+    @cached_property
+    def once_ns(self) -> float:
+        """One-off work of the host in the mean step, such as first launches, which is left out; 0 if it is little."""
+        experiment = self.experiment
+        if experiment.activity.once.is_empty():
+            return 0.0
+        pieces = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
+        found = float(pieces.filter(pl.col("cause") == "once")["duration_ns"].sum()) / experiment.step_count
+        return found if found >= _WORTH_SAYING * self.measured_ns else 0.0
+
+    @cached_property
+    def steady_ns(self) -> float:
+        """Mean step without what is left out of it, nanoseconds."""
+        if self.is_as_recorded:
+            return self.measured_ns
+        if self.why_not is not None:
+            return max(self.measured_ns - self.once_ns, self.measured_device_ns)
+        return StepReplays(self.experiment)._replayed(np.ones(self.height)).step_ns
 
     @cached_property
     def why_not(self) -> str | None:
@@ -611,7 +639,7 @@ class StepReplays:
 
     def _bracket(self, expected: Numbers, low: Numbers, high: Numbers) -> StepRange:
         """Mean step between no overlap of host and device and the most possible overlap."""
-        step_ns, busy_ns = self.measured_ns, self.measured_device_ns
+        step_ns, busy_ns = max(self.measured_ns - self.once_ns, self.measured_device_ns), self.measured_device_ns
         idle_ns = max(step_ns - busy_ns, 0.0) * self._host_factor
         host_ns = step_ns * self._host_factor
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]

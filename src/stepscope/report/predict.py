@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.diagnosis.diagnosis import Unreadable
+from stepscope.diagnosis.finding import Unreadable
 from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
@@ -115,6 +115,8 @@ def _idle(shares: list[float], answer: PredictedSteps) -> str:
 
 def _what_helps(prediction: StepPrediction) -> str:
     match prediction.limit:
+        case "host" if prediction.limit_cause == "untraced":
+            return "for most of it nothing was recorded on the host: that time stays as it was, whatever it is"
         case "host":
             most = f", most of it {prediction.limit_cause}" if prediction.limit_cause else ""
             return (
@@ -182,6 +184,8 @@ def _head(answer: PredictedSteps) -> Iterator[str]:
     busy = "; no device's work was recorded"
     if answer.busy_share is not None:
         busy = f"; the device works {share(answer.busy_share)} of it"
+    if answer.steady_ns is not None:
+        busy += f"; without what predictions leave out, {duration(answer.steady_ns)}"
     yield f"{file_name(answer.path)}: {took}{busy}."
     if answer.unrecorded_ns and answer.unrecorded_ns < _SLOWED * answer.measured_ns:
         yield (
@@ -350,6 +354,7 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         trace=fields(answer, "path", "format", "warnings"),
         steps={"source": "recorded" if answer.stepped else "none", "count": answer.step_count},
         step_ns=answer.measured_ns,
+        steady_step_ns=answer.measured_ns if answer.steady_ns is None else answer.steady_ns,
         **fields(answer, *names, "memory"),
         range_holds=None if _has_bounds(answer) else HELD,
         predictions=[_prediction(each) for each in answer.predictions],

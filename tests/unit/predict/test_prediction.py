@@ -428,3 +428,30 @@ def test_a_speed_up_is_over_the_step_without_waits_for_a_processor() -> None:
 
     assert found.step_ns == pytest.approx(700 * US)
     assert found.speed_up == pytest.approx(1.0)
+
+
+def warm_up(steps: int) -> Trace:
+    """Code is loaded for 50 ms, then the device copies for 10 ms while the host waits."""
+    recording = Recording(Metadata(devices=(A100,), path="trace.json", format="kineto"))
+    for step in range(steps):
+        begin = step * 100_000 * US
+        recording.step(begin, 62_000 * US, step)
+        if not step:
+            recording.launch(begin, 50_000 * US, 9, name="cuModuleLoadData", kind="other")
+        recording.launch(begin + 51_000 * US, 5 * US, step + 1)
+        recording.work(begin + 51_010 * US, 10_000 * US, "Memcpy DtoD", step + 1, kind="copy_on_device")
+        recording.launch(begin + 51_010 * US, 10_010 * US, 20 + step, name="cudaDeviceSynchronize", kind="synchronise")
+    return recording.trace()
+
+
+def test_one_off_work_is_no_part_of_the_step() -> None:
+    a100 = named_device("A100-SXM4-80GB")
+    predictor = StepPredictor(Experiment(warm_up(1)))
+
+    own, other = predictor.on(a100), predictor.on(device(1000))
+
+    assert own.step_ns == pytest.approx(12_000 * US, rel=0.01)
+    assert own.speed_up == 1.0
+    assert other.step_ns == pytest.approx(22_000 * US, rel=0.05)
+    assert other.host_ns == pytest.approx(2_000 * US, rel=0.01)
+    assert "81%" in own.notes[0]
