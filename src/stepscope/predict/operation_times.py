@@ -233,7 +233,7 @@ def attention_times(operations: Operations, device: DevicePeaks) -> OperationTim
     blocks, arithmetic = whole_blocks(operations, device)
     each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
     prompt = start + np.maximum(arithmetic / share, traffic) + operations.batch * blocks * each
-    known = np.where(is_fused | by_nvidia, is_prompt, False)
+    known = (is_fused | by_nvidia) & is_prompt
     ns = np.where(known, prompt, np.where(is_fused | is_prompt, np.nan, start + traffic))
     ns = np.where(np.isfinite(ns), ns, times.ns)
     scale = ns / times.ns
