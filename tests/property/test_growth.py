@@ -36,7 +36,7 @@ MOST: Final = 5.0
 FIXED: Final = 20_000
 """Work that is not weighed: what does not depend on the trace."""
 STEPS: Final = 60
-EVENTS: Final = {"recorded": 30_000, "simulated": 4_000}
+EVENTS: Final = {"recorded": 8_000, "simulated": 4_000}
 
 
 @pytest.fixture(scope="module", params=list(EVENTS))

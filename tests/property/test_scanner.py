@@ -24,7 +24,7 @@ from tests.simulator import Machine, kineto_bytes
 from tests.simulator.strategies import programs
 
 pytestmark = pytest.mark.skipif(not scanned.is_built(), reason="the scanner was not built: there is no compiler")
-TRIES = int(os.environ.get("STEPSCOPE_TRIES", "100"))
+TRIES = int(os.environ.get("STEPSCOPE_TRIES", "40"))
 FIRST = int(os.environ.get("STEPSCOPE_FIRST", "0"))
 """Number of the first changed file, for other ones."""
 
