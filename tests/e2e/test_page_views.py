@@ -312,7 +312,7 @@ while not os.path.exists(sys.argv[1]) and time.monotonic() < begun + 300:
     model(torch.randn(4, 16)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    time.sleep(0.01)
+    time.sleep(0.05)
 """
 
 

@@ -210,7 +210,8 @@ def test_damage_is_one_sentence(
             strange_values(file, chance)
         else:
             damaged(file, kind, chance)
-        for words in READ_BY[name]:
+        commands = READ_BY[name]
+        for words in {number: commands[number % len(commands)] for number in (number, number + 1)}.values():
             code, sentences = outcome(words, home, file, capsys)
             assert code in (0, 1, 2), (number, kind, words)
             assert len(sentences) <= 1, (number, kind, words, sentences)

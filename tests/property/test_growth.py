@@ -36,7 +36,7 @@ MOST: Final = 5.0
 FIXED: Final = 20_000
 """Work that is not weighed: what does not depend on the trace."""
 STEPS: Final = 60
-EVENTS: Final = {"recorded": 8_000, "simulated": 4_000}
+EVENTS: Final = {"recorded": 30_000, "simulated": 4_000}
 
 
 @pytest.fixture(scope="module", params=list(EVENTS))
@@ -151,7 +151,6 @@ COMMANDS: Final = (
 def test_commands(words: list[str], paths: list[Path], tmp_path: Path) -> None:
     works = []
     for path in paths:
-        open_trace(path)
         filled = [word.format(path, out=tmp_path / path.name) for word in words]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), counting() as work:
             code = main([*filled, "--no-cache"])

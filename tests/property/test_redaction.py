@@ -161,16 +161,16 @@ def leaks(
 
 
 @pytest.mark.parametrize("dress", FORMATS, ids=[each.name for each in FORMATS])
-def test_every_format(
-    dress: Format, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_format(dress: Format, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = dress.write(planted_machine(), folder / f"{dress.name}{dress.suffix}")
     out = tmp_path / "out"
     out.mkdir()
     assert leaks(trace, out, capsys) == {}
 
 
-def test_every_text_of_a_chrome_trace_and_every_output(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_text_of_a_chrome_trace_and_every_output(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = write_kineto(planted_machine(), tmp_path / "plain.json")
     document = json.loads(plain.read_text())
     taken = iter(range(10**9))
