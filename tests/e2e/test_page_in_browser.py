@@ -346,7 +346,7 @@ class NotebookFrame:
             self.browser.script(f"window.answer({json.dumps({**asked, **answer})}), 0")
 
     def wait(self, condition: str) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not self.script(condition):
             assert time.monotonic() < deadline, (condition, self.script("document.body?.innerText"), self.asked)
             time.sleep(0.05)
