@@ -609,7 +609,7 @@ class TestFiles:
         process = subprocess.run(
             [sys.executable, "-m", "stepscope", *words],
             capture_output=True,
-            env=environment(),
+            env=environment(PYTHONDONTWRITEBYTECODE="1"),  # a compiled module would be cut off, too
             preexec_fn=_only_small_files,
             check=False,
             timeout=60,
@@ -624,7 +624,9 @@ class TestFiles:
         process = subprocess.run(
             [sys.executable, "-m", "stepscope", "steps", str(gpu)],
             capture_output=True,
-            env=environment(STEPSCOPE_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(tmp_path)),
+            env=environment(
+                STEPSCOPE_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(tmp_path), PYTHONDONTWRITEBYTECODE="1"
+            ),
             preexec_fn=_only_small_files,
             check=False,
             timeout=60,
