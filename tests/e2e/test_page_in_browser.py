@@ -17,7 +17,7 @@ from stepscope.integrations.notebook import page_of
 from stepscope.readers import open_trace
 from stepscope.report.format import cell, duration, share
 from stepscope.trace import Trace
-from stepscope.view.page import framed_page
+from stepscope.view.documents import framed_page
 from tests.browser import CHROMIUM, Browser
 from tests.e2e.conftest import PER_TOKEN, run_here
 from tests.page import Page, served

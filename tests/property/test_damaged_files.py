@@ -21,7 +21,7 @@ from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder, write_json
 from stepscope.record.telemetry.store import Sample, Series, TelemetryStore
 from stepscope.trace.cache import TraceCache
-from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, write_lines
+from stepscope.trace.line_records import LineRecords, Location, ThreadLines, write_lines
 from stepscope.tune.next_trial import Outcome
 from stepscope.tune.search import TuneStudy
 from stepscope.tune.study import open_study

@@ -17,7 +17,7 @@ from stepscope.commands.read.export import derived_tables
 from stepscope.diagnosis.rules import RULES
 from stepscope.diagnosis.view import View
 from stepscope.readers import open_trace
-from stepscope.readers.nsight_systems import pages
+from stepscope.readers.nsight_systems import database
 from stepscope.report import tables
 from stepscope.report.exports import chrome, protobuf
 from stepscope.trace import Trace
@@ -80,7 +80,7 @@ FORMATS: Final[dict[str, Callable[[Machine, Path], object]]] = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_reading_other_formats(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "LEAST_BYTES", 0)
+    monkeypatch.setattr(database, "LEAST_BYTES", 0)
     works = []
     for factor in (1, TIMES):
         path = tmp_path / f"{factor} {name}"
