@@ -41,7 +41,7 @@ ROUTING_KERNELS: Final = 6
 timings of engines' expert layers have 12 to 19 us for a token on five devices (`scripts/predictor/serving_kernels.py`).
 """
 TOKENS_A_PASS: Final = 8192
-"""Tokens of prompts and answers in one pass, as vLLM's and TensorRT-LLM's defaults have it."""
+"""Most tokens of prompts and answers in one pass: TensorRT-LLM's default."""
 HOST_NS: Final = 2_400_000.0
 """What the host of vLLM took for a decoding pass of 32 requests that was one graph, in a public MI300X trace. Engines
 that prepare a pass while the device works on the one before hide it; with others the device waits for it.

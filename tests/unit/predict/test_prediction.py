@@ -11,7 +11,7 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks, device_table, named_device
 from stepscope.predict.prediction import StepPredictor
-from stepscope.predict.ranges import COMMON, joint_band
+from stepscope.predict.ranges import COMMON, joint_band, with_host
 from stepscope.predict.work_times import StepReplays, work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace, TraceWarning
@@ -122,7 +122,7 @@ def unexplained() -> Trace:
 
 
 def test_where_replays_promise_nothing_a_bracket_is_given() -> None:
-    """The idle 600 us stay, or the host needs the whole step."""
+    """The idle 600 us stay, or the host needs the whole step; the host may take another time."""
     experiment = Experiment(unexplained())
     assert experiment.why_not is not None
     replays = StepReplays(experiment)
@@ -130,8 +130,9 @@ def test_where_replays_promise_nothing_a_bracket_is_given() -> None:
     faster = replays.with_work(np.full(2, 0.5), np.full(2, 0.5), np.full(2, 0.5))
     slower = replays.with_work(np.full(2, 4.0), np.full(2, 4.0), np.full(2, 4.0))
 
-    assert (faster.low_ns, faster.expected.step_ns, faster.high_ns) == (800 * US, 800 * US, 1000 * US)
-    assert (slower.low_ns, slower.expected.step_ns, slower.high_ns) == (1600 * US, 2200 * US, 2200 * US)
+    assert (faster.expected.step_ns, slower.expected.step_ns) == (800 * US, 2200 * US)
+    assert (faster.low_ns, faster.high_ns) == with_host(800 * US, 200 * US, 800 * US, 1000 * US)
+    assert (slower.low_ns, slower.high_ns) == with_host(2200 * US, 1600 * US, 1600 * US, 2200 * US)
     assert replays.host_ns is None
     own = predict_step(unexplained(), named_device("A100-SXM4-80GB"))
     assert (own.low_ns, own.step_ns, own.high_ns) == (1000 * US,) * 3
@@ -258,8 +259,10 @@ def test_from_shapes_alone_the_arithmetic_leaves_the_host() -> None:
     found = predict_step(without_device("[[4, 4], [4, 4]]"), named_device("H100-SXM"))
 
     assert found.step_ns is not None
+    assert found.device_ns is not None
     assert found.host_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 6.5) * US, rel=1e-6)
-    assert found.low_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 3.3) * US, rel=1e-6)
+    least = (1000 - 603 + 2 * 3 + 2 * 3.3) * US
+    assert found.low_ns == pytest.approx(with_host(found.step_ns, found.device_ns, least, 0.0)[0], rel=1e-6)
     assert found.step_ns == found.host_ns
     assert (found.limit, found.measured_ns) == ("host", 1000 * US)  # 197 us of Python, 19 of dispatch, 200 of loading
     assert found.limit_cause == "python"
@@ -346,7 +349,8 @@ def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
     found = predict_step(recording.trace(), device(2039_000))
 
     assert found.step_ns == pytest.approx(512 * US, rel=0.01)
-    assert found.low_ns == pytest.approx(112 * US, rel=0.06)
+    assert found.device_ns is not None
+    assert found.low_ns == pytest.approx(with_host(found.step_ns, found.device_ns, 112 * US, 0.0)[0], rel=0.06)
     assert [note.split(":")[0] for note in found.notes] == ["only the host's launches were recorded"]
 
 
