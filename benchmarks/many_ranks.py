@@ -38,8 +38,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import msgspec
 import polars as pl
 
-from stepscope.diagnosis.exchanges import exchanges
 from stepscope.diagnosis.job import job_of, job_steps
+from stepscope.diagnosis.rank_groups import exchanges
 from stepscope.diagnosis.rank_summary import RankSummary, _decoded, _encoded, rank_summary
 from stepscope.diagnosis.ranks import across_ranks
 from stepscope.diagnosis.view import View

@@ -10,7 +10,7 @@ import polars as pl
 
 from scripts.predictor.graphs import derived_iteration
 from scripts.predictor.timings import public_device
-from stepscope.machine.devices import named_device
+from stepscope.machine.devices import named_device, with_measured_shares
 from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
 from stepscope.predict.operations import roofline_ns
 from stepscope.predict.ranges import step_band
@@ -34,7 +34,7 @@ def predicted(folder: Path) -> pl.DataFrame:
 
 def _one(folder: Path, gpu: str, model: str, mode: str, length: int, batch: int) -> tuple[str | float, ...]:
     name = NAMES.get(gpu, gpu)
-    device, graph = named_device(name), derived_iteration(folder, model, mode, length, batch)
+    device, graph = with_measured_shares(named_device(name)), derived_iteration(folder, model, mode, length, batch)
     operations, repeats = graph.operations, graph.repeats
     times = operation_times(operations, device)
     low, high = guessed_band(times.ns, times.low_ns, times.high_ns, device)

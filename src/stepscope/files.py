@@ -336,3 +336,27 @@ def converted(value: Any, kind: type[_T]) -> _T:
         raise msgspec.ValidationError(f"it contains text that is not Unicode: {error.object!r:.60}") from error
     except RecursionError as error:
         raise msgspec.ValidationError("its values are nested too deeply") from error
+
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def checksum(path: Path) -> str:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def to_disk(path: Path) -> None:
+    """Flush a file's content or a directory's entries to disk; Windows cannot flush directories."""
+    if os.name == "nt" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from stepscope.commands.assist.process import STEPSCOPE
-from stepscope.trace.program_facts import LineRecords, Location, write_lines
-from stepscope.trace.source_text import packed_sources
+from stepscope.trace.line_records import LineRecords, Location, packed_sources, write_lines
 from tests.e2e.conftest import PER_TOKEN, environment
 
 pytest.importorskip("pygls", reason="the extra editor is not installed")

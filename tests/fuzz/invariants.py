@@ -18,8 +18,19 @@ import msgspec
 from stepscope import commands
 from stepscope.analysis.device_time import DeviceUse, HostUse
 from stepscope.diagnosis import diagnose_view
-from stepscope.diagnosis.diagnosis import Afterwards, DeviceSummary, Together, Unreadable
-from stepscope.diagnosis.finding import Confidence, Evidence, Location, NotAnswered, Remedy, SavingFrom, Severity
+from stepscope.diagnosis.finding import (
+    Afterwards,
+    Confidence,
+    DeviceSummary,
+    Evidence,
+    Location,
+    NotAnswered,
+    Remedy,
+    SavingFrom,
+    Severity,
+    Together,
+    Unreadable,
+)
 from stepscope.diagnosis.view import View
 from stepscope.errors import StepscopeError
 from stepscope.report.document import json_bytes

@@ -21,7 +21,7 @@ from stepscope.record.telemetry.store import Missing, Sample, Series, TelemetryS
 from stepscope.report.exports.protobuf import perfetto, xspace
 from stepscope.trace import program_facts
 from stepscope.trace.energy_records import Counter, EnergyRecord, EnergyWindow
-from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, write_lines
+from stepscope.trace.line_records import LineRecords, Location, ThreadLines, lines_path, write_lines
 from tests.property.documents import EVERY_KIND
 from tests.simulator import kineto_bytes, programs
 from tests.simulator.allocator import training

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepscope.record.agent.http import Endpoint
-from stepscope.record.agent.protocol import CaptureOrder, Refusal
-from stepscope.record.agent.requests import RequestFolder
+from stepscope.record.agent.protocol import CaptureOrder, Refusal, RequestFolder
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from tests.unit.agents import Process

@@ -7,7 +7,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.trace.source_text import moved_lines, split_lines
+from stepscope.trace.line_records import moved_lines, split_lines
 
 LINES = st.lists(
     st.sampled_from(["", "x = 1", "    y = model(x)", "    loss.backward()", "for x in data:"]), max_size=30

@@ -16,7 +16,7 @@ import pytest
 from stepscope.errors import StepscopeError
 from stepscope.readers import open_trace
 from stepscope.readers.kineto import scanned
-from stepscope.readers.nsight_systems import database, pages
+from stepscope.readers.nsight_systems import database
 from stepscope.trace.tables import SCHEMAS
 from tests.fuzz import seeds
 from tests.fuzz.containers import changed_database, raw_bytes
@@ -24,12 +24,12 @@ from tests.simulator import programs
 from tests.simulator.nsight_systems import write_nsight
 
 pytestmark = pytest.mark.skipif(not scanned.is_built(), reason="the scanner was not built: there is no compiler")
-TRIES = int(os.environ.get("STEPSCOPE_TRIES", "150"))
+TRIES = int(os.environ.get("STEPSCOPE_TRIES", "50"))
 FIRST = int(os.environ.get("STEPSCOPE_FIRST", "0"))
 
 
 def outcome(path: Path, monkeypatch: pytest.MonkeyPatch, *, least_bytes: int) -> tuple[Any, ...]:
-    monkeypatch.setattr(pages, "LEAST_BYTES", least_bytes)
+    monkeypatch.setattr(database, "LEAST_BYTES", least_bytes)
     try:
         trace = open_trace(path)
     except StepscopeError as error:
@@ -98,7 +98,7 @@ def test_values_that_sqlite_changes_or_keeps_elsewhere_are_left_to_it(
     monkeypatch.setattr(database, "BATCH_ROWS", 1)
     found = []
     for least in (0, 2**62):
-        monkeypatch.setattr(pages, "LEAST_BYTES", least)
+        monkeypatch.setattr(database, "LEAST_BYTES", least)
         damage: Counter[str] = Counter()
         with database.Database(path, "odd", damage) as opened:
             for table in "tuw":

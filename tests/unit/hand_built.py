@@ -4,8 +4,19 @@ from typing import Any
 
 import polars as pl
 
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, SetApart
-from stepscope.diagnosis.finding import Evidence, Figure, Finding, Interval, Location, NotAnswered, Remedy
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.finding import (
+    DeviceSummary,
+    Evidence,
+    Figure,
+    Finding,
+    Interval,
+    Location,
+    NotAnswered,
+    Once,
+    Remedy,
+    SetApart,
+)
 from stepscope.trace import Metadata, TraceWarning
 
 STEPS = {"index": pl.Int64, "start_ns": pl.Int64, "duration_ns": pl.Int64, "complete": pl.Boolean}

@@ -15,6 +15,7 @@ from stepscope.analysis.module_paths import BACKWARD_NAME, backward_source
 from stepscope.analysis.operators import innermost_operators
 from stepscope.trace import Trace, Window
 from stepscope.trace.model import XLA_FORMATS
+from stepscope.trace.naming import name_patterns
 from stepscope.trace.nesting import (
     Rows,
     at,
@@ -154,14 +155,6 @@ _FACTORIES: Final = re.compile(
 )
 _FOREVER: Final = np.iinfo(np.int64).max
 
-_BY_FRAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("optimizer_state", re.compile(r"torch/optim/\w+\.py\(\d+\): |torch/optim/.*\): _?init_group$")),
-    ("gradient", re.compile(r"torch/autograd/.*: _engine_run_backward$|autograd::Engine|_tensor\.py\(\d+\): backward")),
-    ("input", re.compile(r"torch/utils/data/")),
-    ("parameter", re.compile(r"torch/nn/[\w/]+\.py\(\d+\): (?:__init__|_apply|reset_parameters|to|cuda)$")),
-    ("activation", re.compile(r"torch/nn/modules/module\.py\(\d+\): (?:_call_impl|__call__|_wrapped_call_impl)$")),
-)  # fmt: skip
-
 
 def block_categories(trace: Trace, blocks: pl.DataFrame, first_step_ns: int | None = None) -> pl.Series:
     """Category of each block, one of CATEGORIES.
@@ -298,7 +291,8 @@ def _of_stacks(trace: Trace, blocks: pl.DataFrame) -> npt.NDArray[np.str_]:
 def category_of_stack(call_stack: str) -> str:
     """Category implied by the frames of an allocation, "" for none."""
     frames = call_stack.split(";")
-    return next((name for name, pattern in _BY_FRAME if any(pattern.search(frame) for frame in frames)), "")
+    by_frame = name_patterns("host_names.tsv")["memory"]
+    return next((name for name, pattern in by_frame if any(pattern.search(frame) for frame in frames)), "")
 
 
 PLACE_SCHEMA: Final[dict[str, type[pl.DataType]]] = {

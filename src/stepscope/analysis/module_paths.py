@@ -13,10 +13,10 @@ import polars as pl
 
 from stepscope.analysis.host import TABLES, HostActivity, without_closures
 from stepscope.trace import Trace
+from stepscope.trace.line_records import DEEPEST_MODULE, LONGEST_MODULE
 from stepscope.trace.naming import cause_of_name
 from stepscope.trace.nesting import Numbering, Rows, at, by_value, inherit, innermost_at, row_numbers
 from stepscope.trace.nesting import parents as parents_of
-from stepscope.trace.program_facts import DEEPEST_MODULE, LONGEST_MODULE
 
 _TRANSFORMED: Final = re.compile(r"(\w+)\((.*)\)", re.DOTALL)
 _COMPILING: Final = frozenset({"jit", "pjit", "xla_call", "pmap", "shard_map", "custom_jvp_call", "custom_vjp_call"})

@@ -8,7 +8,6 @@ then the lookups of token embeddings. `data/engines.toml` lists the names.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -94,12 +93,7 @@ class _Engines(msgspec.Struct, frozen=True):
 
 @cache
 def _known() -> _Engines:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    text = files("stepscope").joinpath("data/engines.toml").read_text(encoding="utf-8")
-    return msgspec.convert(tomllib.loads(text), _Engines)
+    return msgspec.toml.decode(files("stepscope").joinpath("data/engines.toml").read_bytes(), type=_Engines)
 
 
 def engine_called(name: str) -> Engine:
@@ -323,7 +317,7 @@ def _functions(iterations: pl.DataFrame, frames: pl.DataFrame) -> tuple[Function
     spans = iterations.select("lane", begin="start_ns", until=_end()).sort("begin")
     of_file = pl.col("file").is_not_null() | pl.col("module").is_not_null()
     frames = frames.with_row_index("row").filter(of_file, pl.col("lane") == iterations["lane"][0])
-    frames = frames.with_columns(function=pl.coalesce("function", _class_of_module()))
+    frames = frames.with_columns(function=pl.coalesce("function", pl.col("module").str.replace(r"_\d+$", "")))
     frames = frames.sort("start_ns").join_asof(
         spans, left_on="start_ns", right_on="begin", by="lane", check_sortedness=False
     )
@@ -340,10 +334,6 @@ def _functions(iterations: pl.DataFrame, frames: pl.DataFrame) -> tuple[Function
             break
         level = frames.filter(pl.col("parent").is_in(times["rows"][0].implode()))
     return tuple(each for each in shares[:_MOST_FUNCTIONS] if each.share >= _WORTH_NAMING)
-
-
-def _class_of_module() -> pl.Expr:
-    return pl.col("module").str.replace(r"_\d+$", "")
 
 
 def _phases(rows: pl.DataFrame) -> tuple[PhaseSummary, ...]:

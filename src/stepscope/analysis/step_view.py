@@ -136,7 +136,7 @@ class StepView:
         split = self._classified if device == self.device else self._split(device, span)
         own = split.filter("is_own")
         last = _last_end(own, span.end_ns)
-        first = _first_start(own, last)
+        first = int(own["start_ns"].to_numpy().min(initial=last))
         if not self.complete_steps.height:
             return Window(min(first, span.start_ns), last)
         first = max(first, min(_last_end(split.filter("is_backlog")), last))
@@ -214,7 +214,3 @@ class StepView:
 
 def _last_end(rows: pl.DataFrame, least: int = 0) -> int:
     return int((rows["start_ns"] + rows["duration_ns"]).to_numpy().max(initial=least))
-
-
-def _first_start(rows: pl.DataFrame, most: int) -> int:
-    return int(rows["start_ns"].to_numpy().min(initial=most))

@@ -20,7 +20,7 @@ from stepscope.commands import installation, machine
 from stepscope.commands.assist import command as assist
 from stepscope.commands.improve import bench, search
 from stepscope.commands.plan import devices, predict, serving
-from stepscope.commands.read import compare, costs, diagnose, export, rules, tables, whatif
+from stepscope.commands.read import compare, costs, diagnose, export, tables, whatif
 from stepscope.commands.record import attach, run, runs
 from stepscope.commands.shared.answers import answered
 from stepscope.commands.shared.options import Command, CommandParser, unknown_command, unknown_options
@@ -67,8 +67,8 @@ GROUPS: Final[tuple[tuple[str, tuple[Command, ...]], ...]] = (
             costs.ENERGY,
             export.QUERY,
             export.EXPORT,
-            rules.RULES,
-            rules.EXPLAIN,
+            tables.RULES,
+            tables.EXPLAIN,
         ),
     ),
     ("make it faster", (bench.COMMAND, search.TUNE, search.SWEEP, bench.BATCH_SIZE, bench.DATA_PARALLEL)),

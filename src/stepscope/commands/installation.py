@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 from stepscope.commands.machine import scanner, text_lines
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import Command, CommandParser
-from stepscope.errors import UsageError
 from stepscope.report.format import size
 
 if TYPE_CHECKING:
@@ -264,10 +263,8 @@ def _prepare_completion_parser(parser: CommandParser) -> None:
 
 
 def _run_completion(arguments: argparse.Namespace) -> int:
-    try:
-        import shtab
-    except ImportError as error:
-        raise UsageError("completion needs shtab: pip install shtab") from error
+    import shtab
+
     from stepscope.commands import parsers
 
     parser, commands = parsers()

@@ -25,7 +25,18 @@ from stepscope.analysis.host import host_summary, host_time
 from stepscope.analysis.idle import clipped, device_window, idle_summary
 from stepscope.analysis.operators import kernel_table, operator_table
 from stepscope.analysis.serving import ServingSummary
-from stepscope.diagnosis.finding import BusyWork, Finding, Location, NotAnswered, RuleResult
+from stepscope.diagnosis.finding import (
+    Afterwards,
+    BusyWork,
+    DeviceSummary,
+    Finding,
+    NotAnswered,
+    Once,
+    RuleResult,
+    SetApart,
+    StepTime,
+    Together,
+)
 from stepscope.diagnosis.lines.costs import LineShare, unexplained
 from stepscope.diagnosis.parts import PARTS
 from stepscope.diagnosis.recording_costs import Contention
@@ -40,42 +51,6 @@ from stepscope.trace.model import Displayed
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
 from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together
-
-
-@dataclass(frozen=True, slots=True)
-class Once:
-    """Work that the process does only once; no saving counts it.
-
-    Attributes:
-        what: "first launch", "initialisation", "graph capture" or "operator" (inside one, before its work).
-        name: the call or operator that took longest.
-        ns: its total time in the steps, during which the device was idle.
-        count: number of calls.
-        where: the user's lines that led to it.
-    """
-
-    what: str
-    name: str
-    ns: int
-    count: int
-    where: tuple[Location, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SetApart:
-    """An outlier step, left out of the typical step.
-
-    Attributes:
-        what: what took most of it: a kind of device work or a cause of idle or host time.
-        share: part of the step that it took, 0 to 1.
-        phase: of an engine's iteration, such as "prefill"; "" otherwise.
-    """
-
-    index: int
-    duration_ns: int
-    what: str
-    share: float
-    phase: str = ""
 
 
 def once(view: View) -> tuple[Once, ...]:
@@ -132,80 +107,6 @@ def _described(view: View, index: int, window: Window) -> SetApart:
         parts[cause] = parts.get(cause, 0) + ns
     what = max(parts, key=lambda name: parts[name], default="unknown")
     return SetApart(index, window.duration_ns, what, parts.get(what, 0) / max(window.duration_ns, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceSummary:
-    """How one device's window was spent; see `stepscope.analysis.device_time` for the definitions."""
-
-    device: str
-    name: str | None
-    window_ns: int
-    busy_ns: int
-    idle_ns: int
-    compute_ns: int
-    communication_ns: int
-    copy_ns: int
-    exposed_communication_ns: int
-    exposed_copy_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepTime(DeviceSummary):
-    """How one device spent the time of the steps, or of the recording without steps, on the host's clock.
-
-    Attributes:
-        window: "steps" or "recording".
-        backlog_ns: part of `busy_ns` that went to work launched before the steps.
-    """
-
-    window: str
-    backlog_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A file (such as one rank's) that is not in the report: it could not be read, or is left out.
-
-    Attributes:
-        reason: one sentence that names the file and says what is wrong with it.
-    """
-
-    path: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Together:
-    """What a step would save if the causes of several findings were removed together, by one replay.
-
-    Attributes:
-        count: number of shown findings whose own saving was replayed.
-        saving_ns_per_step: never more than the step.
-        share: the saving as a share of the step, 0 to 1.
-        sum_share: sum of the findings' own shares: above `share` where savings overlap, below it where one cause
-            hides behind another.
-    """
-
-    count: int
-    saving_ns_per_step: int
-    share: float
-    sum_share: float
-
-
-@dataclass(frozen=True, slots=True)
-class Afterwards:
-    """A finding that saves hardly anything now, but would once the causes of the shown findings are gone.
-
-    Attributes:
-        saving_ns_per_step: what it then saves in addition to them; never more than the step.
-        saving_share: the saving as a share of the step as measured, 0 to 1.
-    """
-
-    rule: str
-    title: str
-    saving_ns_per_step: int
-    saving_share: float
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -1,9 +1,17 @@
-"""The parts of a diagnosis: findings with their evidence, place and remedy, and unanswered questions."""
+"""The parts of a diagnosis: findings with their evidence, place and remedy, and unanswered questions; and what a remedy
+is called among the options of libraries that run the training loop.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
 from typing import Final, Literal, TypeAlias
+
+import msgspec
 
 from stepscope.trace.model import Displayed
 from stepscope.whatif import Change
@@ -185,3 +193,148 @@ class BusyWork:
     peaks: str | None = None
     why: str | None = None
     better: str | None = None
+
+
+class Trainer(msgspec.Struct, frozen=True):
+    """One library of data/trainers.toml, which says what its fields mean."""
+
+    name: str
+    files: str
+    call: str = "{options}"
+    separator: str = ", "
+    flags: Mapping[str, str] = {}
+    rules: Mapping[str, str] = {}
+
+    def remedy(self, rule: str, remedy: Remedy) -> Remedy:
+        """The remedy with the library's own option as its code; unchanged if the library has none for it."""
+        code = self.rules.get(rule, "").strip("\n")
+        if not code:
+            given = dict(word.partition("=")[::2] for word in remedy.apply)
+            options = [self.flags[flag].format(value=value) for flag, value in given.items() if flag in self.flags]
+            code = self.call.format(options=self.separator.join(dict.fromkeys(options))) if options else ""
+        return replace(remedy, code=f"# {self.name}:\n{code}", diff="") if code else remedy
+
+
+class _Trainers(msgspec.Struct, frozen=True):
+    trainers: tuple[Trainer, ...]
+
+
+@cache
+def trainers() -> tuple[Trainer, ...]:
+    return msgspec.toml.decode(files("stepscope").joinpath("data/trainers.toml").read_bytes(), type=_Trainers).trainers
+
+
+def trainer_of(paths: Iterable[str]) -> Trainer | None:
+    """The library whose files are among these; None if it is none that is known."""
+    known = [path.replace("\\", "/") for path in paths]
+    return next((one for one in trainers() if any(re.search(one.files, path) for path in known)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Work that the process does only once; no saving counts it.
+
+    Attributes:
+        what: "first launch", "initialisation", "graph capture" or "operator" (inside one, before its work).
+        name: the call or operator that took longest.
+        ns: its total time in the steps, during which the device was idle.
+        count: number of calls.
+        where: the user's lines that led to it.
+    """
+
+    what: str
+    name: str
+    ns: int
+    count: int
+    where: tuple[Location, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SetApart:
+    """An outlier step, left out of the typical step.
+
+    Attributes:
+        what: what took most of it: a kind of device work or a cause of idle or host time.
+        share: part of the step that it took, 0 to 1.
+        phase: of an engine's iteration, such as "prefill"; "" otherwise.
+    """
+
+    index: int
+    duration_ns: int
+    what: str
+    share: float
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSummary:
+    """How one device's window was spent; see `stepscope.analysis.device_time` for the definitions."""
+
+    device: str
+    name: str | None
+    window_ns: int
+    busy_ns: int
+    idle_ns: int
+    compute_ns: int
+    communication_ns: int
+    copy_ns: int
+    exposed_communication_ns: int
+    exposed_copy_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime(DeviceSummary):
+    """How one device spent the time of the steps, or of the recording without steps, on the host's clock.
+
+    Attributes:
+        window: "steps" or "recording".
+        backlog_ns: part of `busy_ns` that went to work launched before the steps.
+    """
+
+    window: str
+    backlog_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A file (such as one rank's) that is not in the report: it could not be read, or is left out.
+
+    Attributes:
+        reason: one sentence that names the file and says what is wrong with it.
+    """
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What a step would save if the causes of several findings were removed together, by one replay.
+
+    Attributes:
+        count: number of shown findings whose own saving was replayed.
+        saving_ns_per_step: never more than the step.
+        share: the saving as a share of the step, 0 to 1.
+        sum_share: sum of the findings' own shares: above `share` where savings overlap, below it where one cause
+            hides behind another.
+    """
+
+    count: int
+    saving_ns_per_step: int
+    share: float
+    sum_share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Afterwards:
+    """A finding that saves hardly anything now, but would once the causes of the shown findings are gone.
+
+    Attributes:
+        saving_ns_per_step: what it then saves in addition to them; never more than the step.
+        saving_share: the saving as a share of the step as measured, 0 to 1.
+    """
+
+    rule: str
+    title: str
+    saving_ns_per_step: int
+    saving_share: float

@@ -24,9 +24,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from stepscope.analysis.communication import exposed_intervals_on_host, exposed_on_host
+from stepscope.analysis.communication import exposed_intervals_on_host, exposed_on_host, left_before
 from stepscope.analysis.device_time import busy_intervals
-from stepscope.analysis.lateness import left_before
 from stepscope.analysis.matching import RankCollectives
 from stepscope.diagnosis.finding import Location, Remedy
 from stepscope.diagnosis.view import View

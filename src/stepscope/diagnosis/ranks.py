@@ -13,12 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.analysis.communication import bus_bytes
+from stepscope.analysis.communication import Lateness, bus_bytes, lateness
 from stepscope.analysis.host import CAUSES
-from stepscope.analysis.lateness import Lateness, lateness
 from stepscope.analysis.matching import participants
 from stepscope.diagnosis.diagnosis import Diagnosis
-from stepscope.diagnosis.exchanges import whole_exchanges
 from stepscope.diagnosis.finding import Evidence, Figure, Finding, Location, Remedy
 from stepscope.diagnosis.rank_groups import (
     bubbles,
@@ -28,6 +26,7 @@ from stepscope.diagnosis.rank_groups import (
     same_kernels,
     shared_place,
     slow_groups,
+    whole_exchanges,
 )
 from stepscope.diagnosis.rank_summary import BUSY, RankRecord, rank_record
 from stepscope.diagnosis.rule import severity

@@ -30,7 +30,7 @@ from stepscope.analysis.serving import (
 from stepscope.analysis.step_view import StepView
 from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.earlier import Earlier
-from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult
+from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult, Trainer, trainer_of
 from stepscope.diagnosis.recording_costs import (
     Contention,
     RecordedEvents,
@@ -38,7 +38,6 @@ from stepscope.diagnosis.recording_costs import (
     recorded_events,
     without_recorded_faults,
 )
-from stepscope.diagnosis.trainers import Trainer, trainer_of
 from stepscope.threads import cached_property
 from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger

@@ -118,7 +118,7 @@ def _widget_class() -> Any:
 
     from IPython.display import display
 
-    from stepscope.view.page import framed_page
+    from stepscope.view.documents import framed_page
 
     class PageWidget(anywidget.AnyWidget):  # type: ignore[misc]
         """The page; what it shows comes in messages, so that a saved notebook holds none of it."""

@@ -284,7 +284,7 @@ class StepscopePlugin(TBPlugin):  # type: ignore[misc]
         return page, Documents(page.document, report_bug, page.options)
 
     def _page_file(self, _: Environ, start: Start) -> list[bytes]:
-        from stepscope.view.page import PAGE
+        from stepscope.view.documents import PAGE
 
         assert self._logs is not None
         page, documents = self._shown
@@ -319,7 +319,7 @@ def _own(app: App) -> App:
 
 
 def _bundled(name: str) -> bytes:
-    from stepscope.view.page import bundled
+    from stepscope.view.documents import bundled
 
     return bundled(name)
 
@@ -327,7 +327,7 @@ def _bundled(name: str) -> bytes:
 def _answer(
     start: Start, body: bytes, kind: str, status: int = 200, more: Iterable[tuple[str, str]] = ()
 ) -> list[bytes]:
-    from stepscope.view.page import HEADERS
+    from stepscope.view.documents import HEADERS
 
     known = [*HEADERS.items(), ("Content-Type", kind), ("Content-Length", str(len(body)))]
     start(f"{status} {HTTPStatus(status).phrase}", [*known, *more])

@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import math
 import os
 import re
-import sys
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -111,8 +112,8 @@ class DevicePeaks:
 
 
 def plain(name: str) -> str:
-    """Lower a name's case and strip its punctuation, for comparisons."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
+    """Lower a name's case and strip its punctuation, for comparisons; letters and digits of any script stay."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKC", name).casefold())
 
 
 _LONGEST_TEXT: Final = 1000
@@ -322,17 +323,12 @@ def _tables(path: Path) -> list[Any]:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
     data = read_small(path, _LARGEST_MIB, ", too large for a file of devices")
     try:
-        content: dict[str, Any] = tomllib.loads(data.decode())
+        content: dict[str, Any] = msgspec.toml.decode(data)
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not a TOML file: it is not UTF-8 text") from error
-    except (ValueError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a TOML file: {' '.join(str(error).split())}") from error
     return content
 
@@ -431,6 +427,37 @@ _LONGEST_NAME: Final = 200
 _ALIKE: Final = 0.5
 
 
+def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
+    """The device with the shares of the peaks that others of the same chip reach, where nobody measured its own.
+
+    Of several, the one of the nearest power limit counts.
+    """
+    alike = [row for row in device_table() if row.name != device.name and _chip(row) == _chip(device)]
+    for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)) if device.multiprocessors else ():
+        moved, best = row.sustained_bandwidth_bytes_s, row.best_bf16_flops_s
+        rates = {
+            kind: device.flops_s[kind] * row.sustained_flops_s[kind] / row.flops_s[kind]
+            for kind in row.sustained_flops_s.keys() & row.flops_s.keys() & device.flops_s.keys()
+        }
+        device = replace(
+            device,
+            sustained_flops_s=rates | device.sustained_flops_s,
+            sustained_bandwidth_bytes_s=device.sustained_bandwidth_bytes_s
+            or (moved and moved / row.bandwidth_bytes_s * device.bandwidth_bytes_s),
+            best_bf16_flops_s=device.best_bf16_flops_s or (best and row.best_share * device.flops_s.get("bf16", 0.0)),
+            launch_ns=device.launch_ns or row.launch_ns,
+        )
+    return device
+
+
+def _chip(row: DevicePeaks) -> tuple[object, ...]:
+    return row.vendor, row.architecture, row.capability, row.multiprocessors
+
+
+def _apart(watts: int | None, other: int | None) -> float:
+    return abs(math.log(watts / other)) if watts and other else math.inf
+
+
 def find_device(device: Described) -> DevicePeaks | None:
     """Find the row for a device in a trace: by name (a driver's or the table's), else by capability, units and memory.
 
@@ -458,18 +485,21 @@ def named_device(name: str) -> DevicePeaks:
     if not plain(name):
         raise UsageError("the device's name is empty (stepscope devices lists the names)")
     for row in rows:
-        if _is_called(row, name):
+        # A driver's name that is part of two devices' names tells neither to a reader.
+        if _is_called(row, name) and (plain(name) in map(plain, _names(row)) or len(_having(name, rows)) < 2):
             return row
     near = _similar_names(name[:_LONGEST_NAME], rows)
     guess = f"; did you mean {', '.join([*near[:-2], ' or '.join(near[-2:])])}?" if near else ""
-    raise UsageError(f"{name!r} is not in the table of devices{guess} (stepscope devices lists them)")
+    shown = repr(name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}...")
+    raise UsageError(f"{shown} is not in the table of devices{guess} (stepscope devices lists them)")
 
 
 def _is_called(row: DevicePeaks, name: str) -> bool:
     """Whether this is one of the row's names or its driver's, as a whole."""
-    text = name.strip()[:_LONGEST_NAME]
-    is_drivers = row.matches and re.fullmatch(row.matches, text, re.IGNORECASE) is not None
-    return is_drivers or plain(text) in map(plain, _names(row))
+    if len(name) > _LONGEST_TEXT:
+        return False
+    is_drivers = row.matches and re.fullmatch(row.matches, name.strip(), re.IGNORECASE) is not None
+    return is_drivers or plain(name) in map(plain, _names(row))
 
 
 def _names(row: DevicePeaks) -> tuple[str, ...]:
@@ -480,13 +510,18 @@ def _names(row: DevicePeaks) -> tuple[str, ...]:
 
 def _similar_names(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
     """Return the rows with all the words of the name, those that begin with it first; else those spelled alike."""
-    words = [plain(word) for word in re.findall(r"[A-Za-z0-9]+", wanted)]
-    having = [row.name for row in rows if all(word in plain(row.name) for word in words)]
+    having = _having(wanted, rows)
     if having:
         return sorted(having, key=lambda name: not plain(name).startswith(plain(wanted)))[:_NAMED_AT_MOST]
     called = {plain(name): row.name for row in reversed(rows) for name in _names(row)}
     found = difflib.get_close_matches(plain(wanted), list(called), n=_NAMED_AT_MOST, cutoff=_ALIKE)
     return list(dict.fromkeys(called[name] for name in found))[:3]
+
+
+def _having(wanted: str, rows: Sequence[DevicePeaks]) -> list[str]:
+    """Return the rows whose names have all the words of this one."""
+    words = list(map(plain, re.findall(r"\w+", wanted)))
+    return [row.name for row in rows if all(word in plain(row.name) for word in words)]
 
 
 def _is_alike(row: DevicePeaks, device: Described) -> bool:

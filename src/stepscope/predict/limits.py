@@ -344,7 +344,7 @@ def _without_replay(experiment: Experiment, step: ReplayedStep, sides: Labels) -
 
 def _idle_causes(experiment: Experiment) -> dict[str, float]:
     idle = idle_time(experiment.trace, window=experiment.span, activity=experiment.activity)
-    idle = idle.filter(pl.col("device") == experiment.device)
+    idle = idle.filter(pl.col("device") == experiment.device, pl.col("cause") != "once")  # no step has it again
     sums = idle.group_by("cause").agg(pl.col("duration_ns").sum())
     total = max(int(sums["duration_ns"].sum()), 1)
     return {cause: ns / total for cause, ns in sums.iter_rows()}

@@ -549,7 +549,7 @@ def _learned_times(
     band = model.bands[LIKE[kind]][0 if rates.is_sustained else 1]
     low, high = band[np.searchsorted(SIZES_NS, ns)].T
     high = np.where(ns < SIZES_NS[0], np.maximum(high, SHORT_HIGH), high)
-    wider = _widening(operations, device, kind, unit, model) * np.where(unaligned, NOT_LEARNED, 1.0)
+    wider = _widening(operations, kind, unit, model) * np.where(unaligned, NOT_LEARNED, 1.0)
     basis = np.full(len(operations), "learned")
     return OperationTimes(ns, ns * low / wider, ns * high * wider, basis)
 
@@ -585,12 +585,10 @@ def _is_unaligned(operations: Operations, kind: str, unit: str) -> npt.NDArray[n
     return np.asarray((lengths * BYTES[kind] % _ALIGNED_BYTES != 0).any(axis=0))
 
 
-def _widening(operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel) -> Numbers:
-    """Factor on the band for everything that the timings lack; shape (n,)."""
-    capability = capability_of(device) or 0.0
-    oldest, newest = model.capabilities[unit].tolist()
-    of_device = (kind not in LEARNED_TYPES[unit]) + (not oldest <= capability <= newest)
+def _widening(operations: Operations, kind: str, unit: str, model: MatrixModel) -> Numbers:
+    """Factor on the band for what the timings lack, except a generation: held-out GPUs were mostly of unseen ones."""
     dimensions = _dimensions(operations)
     # A dimension within a factor of two of the timed ones still counts as timed.
     outside = (dimensions < model.shortest[unit] / 2) | (dimensions > model.longest[unit] * 2)
-    return np.asarray(NOT_LEARNED ** (of_device + outside.any(axis=1).astype(np.float64)))
+    lacks = outside.any(axis=1).astype(np.float64) + (kind not in LEARNED_TYPES[unit])
+    return np.asarray(NOT_LEARNED**lacks)

@@ -32,7 +32,7 @@ from stepscope.trace.model import Displayed
 from stepscope.whatif.experiment import Experiment
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
 
 Numbers: TypeAlias = npt.NDArray[np.float64]
 
@@ -41,6 +41,9 @@ MOST_UNKNOWN: Final = 0.25
 which no step time is given.
 """
 _WORTH_SAYING: Final = 0.01  # share of device time that deserves a note
+_MOSTLY: Final = 0.5  # share of one-off work above which what is left of a recording without steps is doubtful
+_LAUNCHES: Final = ("launch", "graph_launch")
+_CUT: Final = ("truncated", "compressed_data")  # kinds of warnings about a file that ends too early
 _FAR: Final = 8.0  # a batch this many times larger or smaller deserves a note
 _ONLY_LAUNCHES: Final = (
     "only the host's launches were recorded: the time between them is assumed to be its own work, and the range "
@@ -73,7 +76,7 @@ class StepPrediction:
     fits: bool | None = None  # whether the device has enough memory
     samples_per_s: float | None = None  # batch over step time
     notes: tuple[str, ...] = ()  # what was refused, widened or assumed, in sentences
-    measured_ns: float | None = None  # mean recorded step without waits for a processor; None if it ran elsewhere
+    measured_ns: float | None = None  # mean recorded step without what is left out of it; None if it ran elsewhere
     limit_share: float | None = None  # the limit's share of the critical path, 0 to 1
     limit_cause: str | None = None  # for a host limit, the cause of most of its time
     batch_factor: float = 1.0  # samples per step over those of the recorded step
@@ -192,16 +195,43 @@ class StepPredictor:
         return self._predicted[target]
 
     def _on(self, target: DevicePeaks) -> StepPrediction:
+        if self._lost_work is not None:
+            return replace(self._without_time(target, ()), notes=(self._lost_work,))
         contention = self.replays.contention
         if contention is not None and contention.is_too_much:
             return replace(self._without_time(target, ()), notes=(_disturbed(contention, is_left_out=False),))
         found = self._from_shapes(target) if self.experiment.device is None else self._of_works(target)
-        if contention is None:
-            return found
-        is_left_out = found.step_ns is not None and self.replays.why_not is None
-        if is_left_out:
-            found = replace(found, measured_ns=self.measured_ns - contention.ns_per_step)
-        return replace(found, notes=(_disturbed(contention, is_left_out=is_left_out), *found.notes))
+        notes = found.notes
+        if contention is not None:
+            is_left_out = found.step_ns is not None and self.replays.why_not is None
+            notes = (_disturbed(contention, is_left_out=is_left_out), *notes)
+        if self.replays.once_ns:
+            notes = (self._once_note, *notes)
+        return replace(found, measured_ns=self.replays.steady_ns, notes=notes)
+
+    @cached_property
+    def _lost_work(self) -> str | None:
+        """Why the work of the recorded device must be missing, so that operators are no processor's own."""
+        trace = self.trace
+        if self.experiment.device is not None:
+            return None
+        if trace.launches["kind"].is_in(_LAUNCHES).any():
+            return "the recording has launches of a device's work, but not that work: no step time is given"
+        is_cut = any(each.kind.partition(":")[0] in _CUT for each in trace.warnings)
+        if is_cut and trace.metadata.devices:
+            return "the file is cut off before the work of its device, which it names: no step time is given"
+        return None
+
+    @property
+    def _once_note(self) -> str:
+        share, stepped = self.replays.once_ns / self.measured_ns, self.experiment.steps.height > 0
+        text = (
+            f"{share:.0%} of the {'steps' if stepped else 'recording'} is one-off work of the host, such as first "
+            "launches: times and speed-ups leave it out"
+        )
+        if stepped or share < _MOSTLY:
+            return text
+        return f"{text}, and what is left may not be typical: record later steps"
 
     def _of_works(self, target: DevicePeaks) -> StepPrediction:
         times, grown = self.times_on(target)
@@ -415,6 +445,7 @@ class PredictedSteps(Displayed):
     warnings: tuple[TraceWarning, ...] = ()  # what was skipped or repaired while reading the trace
     unreadable: tuple[Unreadable, ...] = ()  # files of other ranks, which are missing
     unrecorded_ns: int | None = None  # a step of the same run that was not recorded; None where unknown
+    steady_ns: float | None = None  # mean step without what predictions leave out, as notes say; None if nothing
 
 
 def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) -> PredictedSteps:
@@ -433,6 +464,7 @@ def predicted_steps(predictor: StepPredictor, targets: Sequence[DevicePeaks]) ->
     return PredictedSteps(
         path=trace.metadata.path,
         unrecorded_ns=None if unrecorded is None else unrecorded.step_ns,
+        steady_ns=None if predictor.replays.is_as_recorded else predictor.replays.steady_ns,
         format=trace.metadata.format,
         stepped=experiment.steps.height > 0,
         step_count=experiment.step_count,

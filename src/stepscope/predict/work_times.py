@@ -44,10 +44,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from stepscope.analysis.host import host_time
 from stepscope.analysis.operators import arithmetic
 from stepscope.analysis.roofline import device_peaks
 from stepscope.diagnosis.recording_costs import Contention, contention_of
-from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.machine.devices import DevicePeaks, is_nvidia, with_measured_shares
 from stepscope.predict.memory_times import least_ns
 from stepscope.predict.operation_times import Factors, guessed_band, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
@@ -62,7 +63,7 @@ from stepscope.predict.operations import (
     tf32_of,
     types_on,
 )
-from stepscope.predict.ranges import HOST, widths
+from stepscope.predict.ranges import with_host
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
@@ -152,7 +153,8 @@ def work_times(
     for device in work["device"].unique(maintain_order=True).to_list():
         rows = (work["device"] == device).fill_null(False).to_numpy()
         known = source if source is not None else device_peaks(trace, device or "")
-        _Device(calls, times, known, target, precision).answer(rows)
+        known = None if known is None else with_measured_shares(known)
+        _Device(calls, times, known, with_measured_shares(target), precision).answer(rows)
     return WorkTimes(times.measured, times.ns, times.low, times.high, times.basis, tuple(times.notes))
 
 
@@ -269,7 +271,7 @@ class _Device:
             return
         before = calls.times_on(self.source)
         total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
-        factors = _factors(total, before, after, alike=_are_alike(self.source, self.target))
+        factors = ratios_of(total, before, after, alike=are_alike(self.source, self.target))
         ends = tuple(_floored(measured, one[place]) for one in factors)
         learned = ((before.basis == "learned") & (after.basis == "learned"))[place]
         self._answer_known(rows, learned, "learned ratio", ends)
@@ -405,14 +407,14 @@ def _kernels_are_low(work: pl.DataFrame) -> bool:
     return bool(ns[low].sum() > ns.sum() / 2)
 
 
-def _are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
+def are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
     """Whether devices share a compute capability, or an architecture where they have no capability."""
     if source.capability is None or target.capability is None:
         return source.architecture == target.architecture != ""
     return (source.vendor, source.capability) == (target.vendor, target.capability)
 
 
-def _factors(
+def ratios_of(
     measured: Numbers, before: OperationTimes, after: OperationTimes, *, alike: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Factors on each call's kernels, with the band.
@@ -468,6 +470,12 @@ class StepRange:
     replays: tuple[Replay, ...] = ()  # with expected, low and high durations; none where steps cannot be replayed
 
 
+def _ranged(step: ReplayedStep, low: float, high: float, replays: tuple[Replay, ...] = ()) -> StepRange:
+    """With the host's uncertainty beside the device's."""
+    ends = with_host(step.step_ns, step.device_ns, low, high)
+    return StepRange(step, float(ends[0]), float(ends[1]), replays)
+
+
 class StepReplays:
     """Replay one trace's steps with other durations of device work.
 
@@ -484,8 +492,10 @@ class StepReplays:
 
     @cached_property
     def graph(self) -> Graph:
-        """Dependency graph with the host's part scaled and undisturbed, and the device's as measured."""
+        """Dependency graph with the host's part scaled, undisturbed and without `once_ns`; the device's as measured."""
         graph = self.experiment.graph
+        if self.once_ns:
+            graph = scaled_cause("once", 0.0)(self.experiment, graph)
         if self.contention is not None:
             graph = self.contention.change(self.experiment, graph)
         for cause in HOST_WORK if self._host_factor != 1.0 else ():
@@ -501,12 +511,36 @@ class StepReplays:
 
     @property
     def _host_is_as_measured(self) -> bool:
-        return self._host_factor == 1.0 and self._input_factor == 1.0 and self.contention is None
+        return self._host_factor == 1.0 and self._input_factor == 1.0 and self.is_as_recorded
+
+    @property
+    def is_as_recorded(self) -> bool:
+        """Whether nothing of the recorded steps is left out."""
+        return self.contention is None and not self.once_ns
 
     @cached_property
     def contention(self) -> Contention | None:
         """What other programs or a quota took of the recorded steps, which replays leave out; None if little."""
         return contention_of(self.experiment)
+
+    @cached_property
+    def once_ns(self) -> float:
+        """One-off work of the host in the mean step, such as first launches, which is left out; 0 if it is little."""
+        experiment = self.experiment
+        if experiment.activity.once.is_empty():
+            return 0.0
+        pieces = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
+        found = float(pieces.filter(pl.col("cause") == "once")["duration_ns"].sum()) / experiment.step_count
+        return found if found >= _WORTH_SAYING * self.measured_ns else 0.0
+
+    @cached_property
+    def steady_ns(self) -> float:
+        """Mean step without what is left out of it, nanoseconds."""
+        if self.is_as_recorded:
+            return self.measured_ns
+        if self.why_not is not None:
+            return max(self.measured_ns - self.once_ns, self.measured_device_ns)
+        return StepReplays(self.experiment)._replayed(np.ones(self.height)).step_ns
 
     @cached_property
     def why_not(self) -> str | None:
@@ -564,18 +598,10 @@ class StepReplays:
         if self.shows_only_launches:
             idle_ns = max(self.measured_ns - self.measured_device_ns, 0.0) * self._host_factor
             shortest = min(shortest, idle_ns + least.device_ns)
-        below, above = self._host_ns(step)
-        shortest = step.step_ns - float(np.hypot(max(step.step_ns - shortest, 0.0), below))
-        longest = step.step_ns + float(np.hypot(max(most.step_ns - step.step_ns, 0.0), above))
         replays = tuple(each.replay for each in (step, least, most) if each.replay is not None)
-        return StepRange(step, shortest, longest, replays)
-
-    def _host_ns(self, step: ReplayedStep) -> tuple[float, float]:
-        """How much less and more of the time in which no device works another recording may show."""
-        if step.step_ns == self.measured_ns and (step.factors == 1.0).all():
-            return 0.0, 0.0
-        idle_ns, width = max(step.step_ns - step.device_ns, 0.0), widths()[HOST]
-        return idle_ns * -float(np.expm1(-width)), idle_ns * float(np.expm1(width))
+        if step.step_ns == self.measured_ns and (step.factors == 1.0).all():  # the recorded device itself
+            return StepRange(step, shortest, most.step_ns, replays)
+        return _ranged(step, shortest, most.step_ns, replays)
 
     def with_host_time(
         self,
@@ -613,7 +639,7 @@ class StepReplays:
 
     def _bracket(self, expected: Numbers, low: Numbers, high: Numbers) -> StepRange:
         """Mean step between no overlap of host and device and the most possible overlap."""
-        step_ns, busy_ns = self.measured_ns, self.measured_device_ns
+        step_ns, busy_ns = max(self.measured_ns - self.once_ns, self.measured_device_ns), self.measured_device_ns
         idle_ns = max(step_ns - busy_ns, 0.0) * self._host_factor
         host_ns = step_ns * self._host_factor
         devices = [busy_ns * self._scale_of(factors) for factors in (expected, low, high)]
@@ -621,7 +647,7 @@ class StepReplays:
             return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
         longer = (1.0, self._input_factor)  # how much of the idle time was waiting for batches is unknown
         ends = [end for each in devices for k in longer for end in (k * idle_ns + each, max(k * host_ns, each))]
-        return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
+        return _ranged(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 
     def _scale_of(self, factors: Numbers) -> float:
         works = self.experiment.works

@@ -12,13 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers import event_names
 from stepscope.readers.source import Background, current
+from stepscope.trace import naming
 from stepscope.trace.excerpt import is_inside, window_of_steps
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.nesting import Nesting, Rows, at, nullable, row_numbers
@@ -157,71 +156,6 @@ class Spill:
 def _concatenated(frames: list[pl.DataFrame]) -> pl.DataFrame:
     """Concatenate the frames; a column that a frame lacks is null there."""
     return pl.concat(frames, how="diagonal") if len(frames) > 1 else frames[0]
-
-
-_NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
-
-
-class Codes(dict[Any, int]):
-    """Assigns numbers to keys in order of first use."""
-
-    def __missing__(self, key: Any) -> int:
-        code = self[key] = len(self)
-        return code
-
-
-class _RawCodes(dict[bytes, "int | None"]):
-    def __init__(self, codes: Codes) -> None:
-        super().__init__({b"null": None})
-        self._codes = codes
-
-    def __missing__(self, raw: bytes) -> int:
-        code = self[raw] = self._codes[one_spacing(raw).decode("utf-8", "replace")]
-        return code
-
-
-def one_spacing(raw: bytes) -> bytes:
-    """Normalise JSON text to one space after each comma and colon, since profilers format shapes differently."""
-    try:
-        return msgspec.json.format(raw, indent=0)
-    except _NOT_JSON:
-        return raw
-
-
-class StringPool:
-    """A pool of distinct strings, referred to by index."""
-
-    def __init__(self) -> None:
-        self._codes = Codes()
-        self._raw_codes = _RawCodes(self._codes)
-
-    def codes(self, strings: Sequence[str]) -> pl.Series:
-        """Return the index of each string (UInt32)."""
-        known = self._codes
-        current().require("strings", len(known))
-        return pl.Series([known[string] for string in strings], dtype=pl.UInt32)
-
-    def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
-        """Return the index of each string or integer, null for None (UInt32)."""
-        return pl.Series(self.numbers(strings), dtype=pl.UInt32)
-
-    def numbers(self, strings: Iterable[Any], missing: int | None = None) -> list[Any]:
-        """Return the index of each string or integer, `missing` for None."""
-        known = self._codes
-        current().require("strings", len(known))
-        return [missing if s is None else known[str(s)] for s in strings]
-
-    def raw_codes(self, raws: Sequence[Any]) -> pl.Series:
-        """Return the index of each JSON text, null for JSON's null (UInt32)."""
-        return pl.Series(self.raw_numbers(raws), dtype=pl.UInt32)
-
-    def raw_numbers(self, raws: Sequence[Any]) -> list[Any]:
-        known = self._raw_codes
-        return [known[raw] for raw in map(bytes, raws)]
-
-    def strings(self) -> pl.Series:
-        current().require("strings", len(self._codes))
-        return pl.Series([str(key) for key in self._codes], dtype=pl.String)
 
 
 _LAUNCHING: Final = ("launch", "graph_launch", "copy", "set")
@@ -445,7 +379,7 @@ class Assembly:
         self._writer = writer
         self._damage = damage
         self._origin_ns = origin_ns
-        self._own_steps = not event_names.are_steps_marked(strings)
+        self._own_steps = not naming.are_steps_marked(strings)
         self._steps = steps
         self.window = window
 
@@ -527,10 +461,10 @@ class Assembly:
 
     def _describe_annotations(self, part: pl.DataFrame) -> pl.DataFrame:
         own = self._own_steps
-        return self._by_name(part, {"step": pl.Int64}, lambda name: (event_names.step_number(name, own=own),))
+        return self._by_name(part, {"step": pl.Int64}, lambda name: (naming.step_number(name, own=own),))
 
     def _describe_frames(self, part: pl.DataFrame) -> pl.DataFrame:
-        return self._by_name(part, _FRAME_COLUMNS, event_names.frame)
+        return self._by_name(part, _FRAME_COLUMNS, naming.frame)
 
     def _by_name(
         self, part: pl.DataFrame, schema: dict[str, type[pl.DataType]], function: Callable[[str], tuple[object, ...]]
@@ -551,7 +485,7 @@ class Assembly:
         """Write operators, launches and device work, which refer to one another."""
         by_correlation = self._spill.has("device_work", "correlation")
         launches, operators = _Launches(by_correlation=by_correlation), Nesting()
-        pairs = _ForwardBackward(self._codes_of(event_names.FORWARD_BACKWARD_FLOWS), self._codes_of(["source"]))
+        pairs = _ForwardBackward(self._codes_of(naming.FORWARD_BACKWARD_FLOWS), self._codes_of(["source"]))
         launched, worked = self._correlations_of_the_window()
         all_flows = []
         for begin_ns, end_ns in pairwise(self._spill.bounds("operators", "launches")):
@@ -589,7 +523,7 @@ class Assembly:
             rows = rows.filter(self._is_inside(rows) | pl.col("correlation").is_in(worked.implode()))
         if not rows.height:
             return
-        rows = self._by_name(rows, {"kind": pl.String}, lambda name: (event_names.launch_kind(name),))
+        rows = self._by_name(rows, {"kind": pl.String}, lambda name: (naming.launch_kind(name),))
         around = operators.innermost_at(rows["lane"].to_numpy(), rows["start_ns"].to_numpy())
         launches.add(rows)
         self._write_rows("launches", rows.with_columns(operator=nullable(around)))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
-from stepscope.readers.assembly import Assembly, Spill, StringPool
+from stepscope.readers.assembly import Assembly, Spill
+from stepscope.readers.source import current
 from stepscope.trace.metadata import TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.tables import LANE_KINDS, SCHEMAS, SLICE_TABLES
@@ -181,3 +183,68 @@ def warnings(damage: Mapping[str, int], explanations: Mapping[str, str]) -> tupl
             shown.append(("and others", others))
         result += [TraceWarning(kind, count, explanations[kind].format(detail)) for detail, count in shown]
     return tuple(result)
+
+
+_NOT_JSON: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError)
+
+
+class Codes(dict[Any, int]):
+    """Assigns numbers to keys in order of first use."""
+
+    def __missing__(self, key: Any) -> int:
+        code = self[key] = len(self)
+        return code
+
+
+class _RawCodes(dict[bytes, "int | None"]):
+    def __init__(self, codes: Codes) -> None:
+        super().__init__({b"null": None})
+        self._codes = codes
+
+    def __missing__(self, raw: bytes) -> int:
+        code = self[raw] = self._codes[one_spacing(raw).decode("utf-8", "replace")]
+        return code
+
+
+def one_spacing(raw: bytes) -> bytes:
+    """Normalise JSON text to one space after each comma and colon, since profilers format shapes differently."""
+    try:
+        return msgspec.json.format(raw, indent=0)
+    except _NOT_JSON:
+        return raw
+
+
+class StringPool:
+    """A pool of distinct strings, referred to by index."""
+
+    def __init__(self) -> None:
+        self._codes = Codes()
+        self._raw_codes = _RawCodes(self._codes)
+
+    def codes(self, strings: Sequence[str]) -> pl.Series:
+        """Return the index of each string (UInt32)."""
+        known = self._codes
+        current().require("strings", len(known))
+        return pl.Series([known[string] for string in strings], dtype=pl.UInt32)
+
+    def optional_codes(self, strings: Sequence[Any]) -> pl.Series:
+        """Return the index of each string or integer, null for None (UInt32)."""
+        return pl.Series(self.numbers(strings), dtype=pl.UInt32)
+
+    def numbers(self, strings: Iterable[Any], missing: int | None = None) -> list[Any]:
+        """Return the index of each string or integer, `missing` for None."""
+        known = self._codes
+        current().require("strings", len(known))
+        return [missing if s is None else known[str(s)] for s in strings]
+
+    def raw_codes(self, raws: Sequence[Any]) -> pl.Series:
+        """Return the index of each JSON text, null for JSON's null (UInt32)."""
+        return pl.Series(self.raw_numbers(raws), dtype=pl.UInt32)
+
+    def raw_numbers(self, raws: Sequence[Any]) -> list[Any]:
+        known = self._raw_codes
+        return [known[raw] for raw in map(bytes, raws)]
+
+    def strings(self) -> pl.Series:
+        current().require("strings", len(self._codes))
+        return pl.Series([str(key) for key in self._codes], dtype=pl.String)

@@ -17,11 +17,12 @@ import numpy as np
 import polars as pl
 
 from stepscope.errors import UnreadableTraceError
+from stepscope.trace.line_records import MODULE_LEFT, LineRecords, ThreadLines, lines_path, read_lines
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.naming import module_pattern
 from stepscope.trace.nesting import Rows, inherit
-from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ProgramFacts, ThreadLines, lines_path, read_lines
+from stepscope.trace.program_facts import ProgramFacts
 from stepscope.trace.tables import conform, empty
 from stepscope.trace.window import Window
 

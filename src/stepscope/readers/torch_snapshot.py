@@ -23,10 +23,10 @@ import polars as pl
 
 from stepscope.errors import NotATraceError, UsageError
 from stepscope.files import text_of
-from stepscope.readers.event_names import step_number
 from stepscope.readers.source import Budget, ByteSource, Reader, ReadResult, current
 from stepscope.trace.metadata import Device, Metadata, TraceWarning
 from stepscope.trace.model import PART_ROWS, StoreWriter
+from stepscope.trace.naming import step_number
 from stepscope.trace.tables import conform, rows_frame
 from stepscope.trace.window import StepRange, Window
 

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 _Context = AbstractContextManager[Any]
 
 STEP_NAME: Final = "stepscope.step#{} {}"
-"""Name of a step's annotation; parsed by `readers.event_names.step_number`."""
+"""Name of a step's annotation; parsed by `trace.naming.step_number`."""
 
 _UNDER_NSIGHT: Final = any(name in os.environ for name in ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH"))
 _WITH_SCOPES: Final = any(os.environ.get(name, "0") != "0" for name in ("XLA_IR_DEBUG", "XLA_HLO_DEBUG"))
@@ -123,7 +123,7 @@ class step(annotate):
         self.number = number
 
     def __enter__(self) -> step:
-        number = _next_number(self.name) if self.number is None else self.number
+        number = next(_numbers.setdefault(self.name, itertools.count())) if self.number is None else self.number
         if _may_be_seen():
             _open(self, self.name, number)
         return self
@@ -137,10 +137,6 @@ class step(annotate):
 
 
 _numbers: dict[str, Iterator[int]] = {}
-
-
-def _next_number(name: str) -> int:
-    return next(_numbers.setdefault(name, itertools.count()))
 
 
 @guard.entry

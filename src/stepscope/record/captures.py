@@ -302,7 +302,7 @@ def _wrap(name: str, module: Any) -> None:
         original = getattr(module, function, None)
         if original is not None and (name, function) not in _originals:
             _originals[name, function] = original
-            setattr(module, function, _wrapped(original, name, in_use))
+            setattr(module, function, guard.around(original, before=functools.partial(_tell, name, in_use)))
 
 
 def _unwrap() -> None:
@@ -311,10 +311,6 @@ def _unwrap() -> None:
         if module is not None:
             setattr(module, function, original)
     _originals.clear()
-
-
-def _wrapped(original: Any, module: str, in_use: bool) -> Any:
-    return guard.around(original, before=functools.partial(_tell, module, in_use))
 
 
 @guard.entry

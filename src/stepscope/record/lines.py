@@ -31,8 +31,8 @@ from stepscope.record.program_objects import (
     stack_room,
 )
 from stepscope.record.repetition import REVIEW_EVERY, STRIDE, BusyFunctions, Notes, seen_before
+from stepscope.trace.line_records import LineRecords, Location, ThreadLines
 from stepscope.trace.naming import UserCode
-from stepscope.trace.program_facts import LineRecords, Location, ThreadLines
 
 MOST_NOTES: Final = 3_000_000
 """Limit for one thread, at about 100 bytes each; lines beyond it are lost."""

@@ -20,8 +20,8 @@ from types import CodeType, FunctionType, TracebackType
 from typing import Any, Final
 
 from stepscope import guard
+from stepscope.trace.line_records import MODULE_LEFT
 from stepscope.trace.naming import is_third_party_file
-from stepscope.trace.program_facts import MODULE_LEFT
 
 _COMPILED: Final = "_orig_mod"
 _NOTHING: Final[dict[str, Any]] = {}

@@ -32,8 +32,8 @@ from stepscope.record.schedule import RecordOptions
 from stepscope.record.source_facts import metric_facts, of_sources, operations_of_source, source_facts, with_readers
 from stepscope.record.step_objects import evaluation_watch
 from stepscope.record.work_facts import work_facts
-from stepscope.trace.program_facts import LineRecords, ProgramFacts, lines_path, write_lines
-from stepscope.trace.source_text import packed_sources
+from stepscope.trace.line_records import LineRecords, lines_path, packed_sources, write_lines
+from stepscope.trace.program_facts import ProgramFacts
 
 _COPY_BYTES: Final = 1 << 20
 _ERRORS_ONLY: Final = 2  # of the levels of messages in torch's C++ code

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import polars as pl
 
 from stepscope.analysis.telemetry import TelemetryPicture
-from stepscope.diagnosis.diagnosis import Diagnosis, StepTime, Unreadable
-from stepscope.diagnosis.exchanges import exchanges
-from stepscope.diagnosis.finding import Finding, Location
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.finding import Finding, Location, StepTime, Unreadable
 from stepscope.diagnosis.job import JobSteps
+from stepscope.diagnosis.rank_groups import exchanges
 from stepscope.diagnosis.rank_summary import RankSummary
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.errors import UsageError

@@ -30,9 +30,10 @@ from stepscope.report.predict import missing_section
 
 def plan_document(plan: Plan) -> Document:
     """Report the recommendation, the plot of time against cost, and a table of the machines."""
-    head = texts(head_sentence(plan), *warning_sentences(plan), asked_sentence(plan), style="muted")
+    asked = asked_sentence(plan), samples_sentence(plan)
+    head = texts(head_sentence(plan), *warning_sentences(plan), *filter(None, asked), style="muted")
     advice = Section("", texts(*doubt_sentences(plan), *recommendation(plan)), style="advice", is_quiet=True)
-    basis = (samples_sentence(plan), *price_sentences(plan), *left_out_sentences(plan), *basis_sentences(plan))
+    basis = (*price_sentences(plan), *left_out_sentences(plan), *basis_sentences(plan))
     blocks = (
         Section(
             "What the training would take, and cost",
@@ -67,7 +68,7 @@ def _machines(plan: Plan) -> Iterator[Block]:
 
 
 def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
-    """One row per machine: name, training time, cost, price and its age, and what limits it.
+    """One row per machine: name, training time, cost, price and its date, and what limits it.
 
     Columns are text, since the cells carry their bands.
     """
@@ -75,7 +76,7 @@ def plan_table(plan: Plan, machines: Sequence[Machine]) -> pl.DataFrame:
         "machine": [f"{devices_words(each)}, {each.price.provider} {each.price.instance}" for each in machines],
         "time": [hours_band(each) for each in machines],
         "cost": [cost_band(each) for each in machines],
-        "price/h, its age": [price_words(each, plan) for each in machines],
+        "price/h, its date": [price_words(each, plan) for each in machines],
         "limit": [each.limit or "unknown" for each in machines],
         "step": [duration(each.step_ns) for each in machines],
         "of ideal": ["" if each.scaled is None else share(each.scaled.efficiency) for each in machines],
@@ -98,6 +99,7 @@ def plan_frame(plan: Plan) -> pl.DataFrame:
         "cost_usd": [each.usd for each in machines],
         "band of cost": [_band(cost_band(each)) for each in machines],
         "price_usd_h": [each.usd_h for each in machines],
+        "price seen on": [each.price.as_of.isoformat() for each in machines],
         "days since seen": [each.price.age_days(plan.today) for each in machines],
         "old": [each.price.is_old(plan.today) for each in machines],
         "limit": [each.limit for each in machines],
@@ -262,7 +264,7 @@ def _dot(machine: Machine, plan: Plan, across: _Scale, up: _Scale) -> TemplateVa
         machine_name(machine),
         hours_band(machine),
         cost_band(machine),
-        f"{price_words(machine, plan)} since it was seen",
+        price_words(machine, plan),
     ]
     lines += [f"limit: {machine.limit}"] if machine.limit else []
     return {
@@ -338,16 +340,16 @@ def range_words(values: tuple[float, float] | None, unit: str) -> str:
 
 
 def price_words(machine: Machine, plan: Plan) -> str:
-    """The hourly price and its age, such as "$0.18, 13 days old" or "$4.21, 626 days old: check it"."""
-    days = machine.price.age_days(plan.today)
-    words = "today's" if days <= 0 else "1 day old" if days == 1 else f"{count(days)} days old"
-    return f"{dollars(machine.usd_h)}, {words}{': check it' if machine.price.is_old(plan.today) else ''}"
+    """The hourly price and the day it was seen, such as "$0.18, 2026-11-16" or "$4.21, 2025-03-06: check it"."""
+    date = machine.price.as_of.isoformat()
+    return f"{dollars(machine.usd_h)}, {date}{': check it' if machine.price.is_old(plan.today) else ''}"
 
 
 def seen_words(machine: Machine, plan: Plan) -> str:
-    """Say how old a machine's price is: "by a price 13 days old"."""
+    """Say when a machine's price was seen: "by a price of 2026-11-16 (13 days old)"."""
     days = machine.price.age_days(plan.today)
-    return "by today's price" if days <= 0 else f"by a price {'1 day' if days == 1 else f'{count(days)} days'} old"
+    age = "today's" if days <= 0 else "1 day old" if days == 1 else f"{count(days)} days old"
+    return f"by a price of {machine.price.as_of.isoformat()} ({age})"
 
 
 def asked_time(hours: float) -> str:
@@ -385,10 +387,15 @@ def samples_sentence(plan: Plan) -> str:
     if all(machine.price.count == plan.recorded_devices for machine in plan.machines):
         return ""
     if not any(machine.scaled is not None for machine in plan.machines):
-        return "On several devices each works on a batch as large as the recorded one."
+        return (
+            "Several devices share no step: each does whole ones, with a batch as large as the recorded one, and holds "
+            "the whole model. So there are fewer steps for each, and none is shorter (stepscope serving predicts "
+            "layers that devices share)."
+        )
     return (
-        "On several devices each works on a batch as large as the recorded one: the same number of samples takes "
-        "fewer, longer steps. What so much larger a global batch does to the training is not counted."
+        "Several devices share a step by data parallelism: each works on a batch as large as the recorded one, and "
+        "gradients are summed. The same number of samples takes fewer, longer steps. What so much larger a global "
+        "batch does to the training is not counted."
     )
 
 
@@ -539,6 +546,8 @@ def basis_sentences(plan: Plan) -> Iterator[str]:
     if recorded.memory.bytes is not None:
         least = "at least " if recorded.memory.at_least else ""
         yield f"The step needs {least}{size(recorded.memory.bytes)} of a device's memory."
+    elif recorded.memory.note:
+        yield f"What fits is unknown: {recorded.memory.note}."
     for note in plan.notes:
         yield f"{(note[:1].upper() + note[1:])}."
 

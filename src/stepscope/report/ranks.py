@@ -10,8 +10,8 @@ import polars as pl
 
 from stepscope.analysis.host import CAUSES
 from stepscope.diagnosis.diagnosis import Diagnosis
-from stepscope.diagnosis.exchanges import Exchanges, exchanges
 from stepscope.diagnosis.job import JobSteps
+from stepscope.diagnosis.rank_groups import Exchanges, exchanges
 from stepscope.diagnosis.rank_summary import RankRecord
 from stepscope.report.document import Block, Section, Table, Text, texts
 from stepscope.report.format import count, duration, share

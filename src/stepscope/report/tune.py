@@ -189,13 +189,9 @@ def command_line(result: TuneResult, command: Sequence[str]) -> str:
     shown = " ".join(word if "***" in word else shlex.quote(word) for word in words)
     if apply:
         shown = f"stepscope run --apply {','.join(apply)} {shown}"
-    elif _is_script(command):
+    elif bool(command) and (command[0].endswith(".py") or command[0] == "-m"):
         shown = f"python {shown}"
     return " ".join([*variables, shown])
-
-
-def _is_script(command: Sequence[str]) -> bool:
-    return bool(command) and (command[0].endswith(".py") or command[0] == "-m")
 
 
 def remedies(result: TuneResult) -> Iterator[tuple[Knob, str, str, str]]:

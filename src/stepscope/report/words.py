@@ -12,8 +12,8 @@ from stepscope.analysis.host import CAUSES
 from stepscope.analysis.serving import ServingSummary
 from stepscope.analysis.steps import UNLIKE
 from stepscope.analysis.work import shapes_of
-from stepscope.diagnosis.diagnosis import DeviceSummary, Diagnosis, Once, Unreadable
-from stepscope.diagnosis.finding import BusyWork, Finding, Remedy
+from stepscope.diagnosis.diagnosis import Diagnosis
+from stepscope.diagnosis.finding import BusyWork, DeviceSummary, Finding, Once, Remedy, Unreadable
 from stepscope.diagnosis.lines.costs import LineShare
 from stepscope.diagnosis.recording_costs import Contention
 from stepscope.diagnosis.rules.graph_break import BreakUse, CompiledFunction

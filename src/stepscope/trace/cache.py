@@ -36,22 +36,13 @@ from stepscope.files import (
     keep_limit,
     kept_limit,
     private_folder,
+    to_disk,
     undone_on_error,
     whole_file,
     with_checksum,
 )
 from stepscope.trace.metadata import Metadata, TraceWarning
-from stepscope.trace.model import (
-    VERSION,
-    StoreWriter,
-    Trace,
-    disk_errors,
-    metadata_of,
-    open_kept,
-    open_unsealed,
-    seal,
-    to_disk,
-)
+from stepscope.trace.model import VERSION, StoreWriter, Trace, disk_errors, metadata_of, open_kept, open_unsealed, seal
 
 try:
     import fcntl

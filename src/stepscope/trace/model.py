@@ -23,12 +23,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import polars as pl
-import xxhash
 
-from stepscope.errors import CacheError, InconsistentTraceError, UnreadableTraceError
-from stepscope.files import make_private, private_file
+from stepscope.errors import CacheError, UnreadableTraceError
+from stepscope.files import checksum, make_private, private_file, to_disk
 from stepscope.trace.metadata import Metadata, TraceWarning
-from stepscope.trace.tables import REFERENCES, SCHEMAS, SLICE_TABLES, VOCABULARY, conform, empty
+from stepscope.trace.tables import SCHEMAS, check, conform, empty
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,13 +149,11 @@ class Trace(Displayed):
         return sorted(self.device_work["device"].unique().drop_nulls().to_list())
 
     def check(self) -> None:
-        """Raise `InconsistentTraceError` unless every table is valid; see `stepscope.trace.model.check`."""
-
-        check(self)
+        """Raise `InconsistentTraceError` unless every table is valid; see `stepscope.trace.tables.check`."""
+        check(self.table)
 
     def save(self, directory: str | Path) -> None:
         """Write the trace as Parquet files into a new directory, complete or not at all."""
-
         save(self, directory)
 
     def what_if(self, **options: Any) -> Answer:
@@ -211,73 +208,6 @@ class Trace(Displayed):
         return stepscope.page_widget(self, height)
 
 
-def check(trace: Trace) -> None:
-    """Raise `InconsistentTraceError`, naming the table, at the first broken invariant.
-
-    The invariants are: the schema's columns and types; values within the vocabulary; lanes that exist; tables sorted by
-    start; no negative time; row references that resolve; and a parent on the same lane that is open when its child
-    starts. Device work may start before its launch was called, since the clocks of host and device may differ.
-    """
-    for name, schema in SCHEMAS.items():
-        frame = trace.table(name)
-        if dict(frame.schema) != {column: dtype() for column, dtype in schema.items()}:
-            raise InconsistentTraceError(f"table {name} does not have the columns of its schema: {dict(frame.schema)}")
-        _check_times(name, frame)
-        _check_lanes(name, frame, trace)
-    for (name, column), words in VOCABULARY.items():
-        foreign = trace.table(name).filter(~pl.col(column).is_in(words) | pl.col(column).is_null())
-        _fail_if(foreign.height > 0, name, f"{column} contains words outside its vocabulary", foreign)
-    for name, column, target in REFERENCES:
-        beyond = trace.table(name).filter(pl.col(column) >= trace.table(target).height)
-        _fail_if(beyond.height > 0, name, f"{column} points past the end of {target}", beyond)
-    for name in ("operators", "frames"):
-        _check_nesting(name, trace.table(name))
-
-
-def _fail_if(broken: bool, table: str, what: str, rows: pl.DataFrame) -> None:
-    if broken:
-        raise InconsistentTraceError(f"table {table}: {what}, for example {rows.row(0, named=True)}")
-
-
-def _check_times(name: str, frame: pl.DataFrame) -> None:
-    if "start_ns" not in frame.columns or frame.is_empty():
-        return
-    if not frame["start_ns"].is_sorted():
-        raise InconsistentTraceError(f"table {name} is not sorted by start_ns")
-    missing = frame.filter(pl.col("start_ns").is_null() | (pl.col("start_ns") < 0))
-    _fail_if(missing.height > 0, name, "start_ns is missing or negative", missing)
-    if name in SLICE_TABLES:
-        negative = frame.filter(pl.col("duration_ns").is_null() | (pl.col("duration_ns") < 0))
-        _fail_if(negative.height > 0, name, "duration_ns is missing or negative", negative)
-
-
-def _check_lanes(name: str, frame: pl.DataFrame, trace: Trace) -> None:
-    if "lane" not in frame.columns:
-        return
-    if name == "lanes":
-        if frame["lane"].to_list() != list(range(frame.height)):
-            raise InconsistentTraceError("table lanes is not numbered by row")
-        return
-    lost = frame.filter(pl.col("lane").is_null() | (pl.col("lane") < 0) | (pl.col("lane") >= trace.lanes.height))
-    _fail_if(lost.height > 0, name, "lane is missing or does not exist", lost)
-
-
-def _check_nesting(name: str, frame: pl.DataFrame) -> None:
-    children = frame.filter(pl.col("parent").is_not_null())
-    around = frame[children["parent"]]
-    pairs = pl.DataFrame(
-        {
-            "start_ns": children["start_ns"],
-            "parent": children["parent"],
-            "same_lane": children["lane"] == around["lane"],
-            "begins_after": around["start_ns"] <= children["start_ns"],
-            "inside": around["start_ns"] + around["duration_ns"] >= children["start_ns"],
-        }
-    )
-    broken = pairs.filter(~(pl.col("same_lane") & pl.col("begins_after") & pl.col("inside")))
-    _fail_if(broken.height > 0, name, "a parent is not open on its child's lane when the child starts", broken)
-
-
 XLA_FORMATS: Final = ("xplane", "xla_json")
 """Formats of XLA's profiler, for JAX, PyTorch/XLA and TensorFlow: operators are events of the runtime, and the host
 runs far ahead of the devices.
@@ -288,7 +218,6 @@ VERSION: Final = 2
 PART_ROWS: Final = 500_000
 MANIFEST: Final = "store.json"
 CONTENTS: Final = "contents.json"
-_CHUNK_BYTES: Final = 1 << 20
 
 
 class Span(msgspec.Struct, array_like=True, frozen=True):
@@ -440,25 +369,6 @@ def seal(directory: Path, kept_as: str = "") -> None:
 def names_in(directory: Path) -> set[str]:
     with os.scandir(directory) as found:
         return {entry.name for entry in found} - {CONTENTS}
-
-
-def checksum(path: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def to_disk(path: Path) -> None:
-    """Flush a file's content or a directory's entries to disk; Windows cannot flush directories."""
-    if os.name == "nt" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save(trace: Trace, directory: str | Path) -> None:

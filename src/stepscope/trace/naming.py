@@ -1,16 +1,19 @@
-"""Why the host is busy, by the names of its slices, and which files are the user's own."""
+"""What the names of events mean, whatever profiler wrote them: why the host is busy, kinds of work, steps, and which
+files are the user's own.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from importlib.resources import files
-from typing import Final, TypeAlias
+from itertools import groupby
+from typing import Final, NamedTuple, TypeAlias
 
 # fmt: off
 FRAMEWORKS: Final = frozenset({
@@ -114,11 +117,15 @@ TELLING: Final = 20_000
 
 @lru_cache(maxsize=8)
 def name_patterns(file: str) -> dict[str, Patterns]:
-    """Patterns of a file in data/ by table, in order: the first that occurs in a name counts."""
+    """Patterns of a file in data/ by table, in order: the first that occurs in a name counts.
+
+    Consecutive rows of one word are one pattern.
+    """
     text = files("stepscope").joinpath(f"data/{file}").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines()[1:] if not line.startswith("#")]
     patterns: dict[str, Patterns] = {}
-    for table, name, pattern in (line.split("\t") for line in text.splitlines()[1:]):
-        patterns.setdefault(table, []).append((name, re.compile(pattern)))
+    for (table, word), same in groupby(rows, key=lambda row: (row[0], row[1])):
+        patterns.setdefault(table, []).append((word, re.compile("|".join(row[2] for row in same))))
     return patterns
 
 
@@ -131,88 +138,6 @@ HOST_BACKEND: Final = r"^(?:gloo|mpi|ucc):"
 """Collectives that run on the host itself, on their own threads."""
 LAZY_EXECUTION: Final = r"^StepMarker$|^SyncLiveTensorsGraph$"
 """Events where PyTorch/XLA cuts and runs a lazily recorded graph."""
-_CAUSES_BY_NAME: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (cause, re.compile(pattern))
-    for cause, pattern in (
-        (
-            "profiler_overhead",
-            r"torch/profiler/profiler\.py\("
-            r"|torch/autograd/profiler\.py\(\d+\): (?:_start_trace|_stop_trace)",
-        ),
-        (
-            "input",
-            r"enumerate\(DataLoader\)|torch/utils/data/dataloader\.py\(\d+\): __next__|DataLoader\.__next__"
-            rf"|{LOADER_START}"
-            # Marks set by JAX and PyTorch/XLA programs, whose data loading has no other trace.
-            r"|^(?:data|input|load_(?:batch|data)|next_batch|get_batch|fetch_(?:batch|data)|data_?load(?:er|ing))$"
-            r"|^Iterator(?:GetNext|::)|^InputPipeline|^ParallelLoader",
-        ),
-        (
-            "compilation",
-            # Excluded: Inductor's run, wrapper and __call__ and Triton's launch path, open whenever compiled code runs.
-            r"torch/_dynamo/convert_frame\.py|torch/_inductor/async_compile\.py"
-            r"|torch/_inductor/compile_fx\.py\(\d+\): (?!(?:run|wrapper)$)"
-            r"|torch/_inductor/codecache\.py\(\d+\): (?!(?:__call__|get_current_callable)$)"
-            r"|triton/compiler/(?:code_generator|compiler)\.py\(\d+\): (?:compile$|ast_to_ttir|__init__|_init_handles)"
-            r"|triton/backends/.*compiler\.py\(\d+\): make_|dynamo_timed|entire_frame_compile|compile_inner"
-            # Habana's graph compiler; XLA's in JAX and torch_xla, by the calls of its clients.
-            r"|^compileGraph|^XlaCompil|^(?:\w+::)*\w*(?:Client|Compiler)::Compile(?:AndLoad)?\b"
-            r"|^XLAGraphExecutor::Compile$|^backend_compile(?:_and_load)?$"
-            # JAX's tracer writes frames without their folder.
-            r"|(?:^|/)compiler\.py\(\d+\): (?:backend_compile|compile_or_get_cached)",
-        ),
-        (
-            "graph_tracing",
-            r"^trace_to_jaxpr|^lower_sharding_computation$|(?:^|/)(?:pxla|mlir)\.py\(\d+\): (?:lower_|jaxpr_sub)"
-            r"|(?:^|/)(?:partial_eval|pjit)\.py\(\d+\): (?:trace_to_|_create_pjit_jaxpr|_infer_params)",
-        ),
-        (
-            "step_marker",
-            r"^StepMarker$|^Sync(?:Live)?TensorsGraph(?:Internal)?$|^CollectSyncTensors$|^ExtractIR|^RunPostOrder$"
-            r"|^ScheduleSyncTensorsGraph$",
-        ),
-        (
-            "host_to_device_copy",
-            # Transfers of XLA's TPU, CPU and GPU clients, in JAX and PyTorch/XLA.
-            r"^(?:[\w:]+::)?TransferTo(?:Device|Server|Infeed)\w*(?:$|=>)|^DevicePut|^shard_args$|^cpp_pjit_shard_arg_fallback$"
-            r"|::BufferFromHost|::CopyToMemoryVia|::LinearizeHostBuffer|^H2D Dispatch$|^(?:Xla)?Linearize$"
-            r"|(?:^|/)(?:pxla|array)\.py\(\d+\): (?:shard_args|batched_device_put|shard_device_array)$",
-        ),
-        ("garbage_collection", r"built-in function (?:gc\.)?collect>|^gc\.collect|^Garbage collection"),
-        (
-            "checkpoint",
-            r"^stepscope\.checkpoint#|torch/serialization\.py\(\d+\): (?:_?save|_?load)|torch/distributed/checkpoint/",
-        ),
-        (
-            "logging",
-            # Excluded: a progress bar's __iter__, which encloses everything that its iterator does.
-            r"^stepscope\.logging#|built-in function print>|(?:^|/)tqdm/(?!.*\): __(?:iter|next)__$)"
-            r"|(?:^|/)(?:wandb|mlflow|torchmetrics|sklearn/metrics)/|(?:^|/)rich/(?:console|live)\.py"
-            r"|torch/utils/tensorboard/|(?:^|/)logging/__init__\.py"
-            r"|built-in method (?:write|writelines|flush) of (?:_io\.)?TextIOWrapper"
-            r"|built-in method writerows? of _csv\.writer",
-        ),
-        (
-            "communication",
-            HOST_BACKEND + r"|(?::|::)barrier$"
-            # Python calls that block until the other ranks arrive: DDP's buffer broadcasts, a collective's wait().
-            r"|built-in method (?:_broadcast_coalesced|wait) of (?:PyCapsule|pybind11_)"
-            r"|distributed_c10d\.py\(\d+\): (?:monitored_)?"
-            r"(?:barrier|all_gather_object|broadcast_object_list|gather_object)",
-        ),
-        (
-            "synchronisation",
-            r"^aten::(?:item|_local_scalar_dense|is_nonzero|nonzero)$"
-            r"|torch/cuda/(?:__init__|streams)\.py\(\d+\): synchronize$"
-            r"|(?:^|/)(?:api|array)\.py\(\d+\): (?:block_until_ready|try_to_block|copy_to_host_async)$"
-            r"|^ArrayImpl\.copy_to_host_async$|^Acquire semaphore$|^D2H Dispatch$"
-            r"|^(?:[\w:]+::)?TransferFrom(?:Device|Server|Outfeed)\w*(?:$|=>)",
-        ),
-        ("optimizer", r"^Optimizer\.(?:step|zero_grad)#|torch/optim/\w+\.py\("),
-        ("dispatch", r"built-in method run_backward |: _engine_run_backward$"),
-    )
-)
-"""The first matching pattern decides. Patterns match names that frameworks record, not names chosen by users."""
 
 _LIBRARY_PATH: Final = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages)/|/lib/python\d|(?:^|/)torchinductor_[^/]*/|/\.triton/|^<(?!ipython-input-)"
@@ -224,7 +149,7 @@ _DRIVE: Final = re.compile(r"[A-Za-z]:/")
 @lru_cache(maxsize=65536)
 def cause_of_name(name: str) -> str | None:
     """Return the cause that a slice's name reveals, or None."""
-    return next((cause for cause, pattern in _CAUSES_BY_NAME if pattern.search(name)), None)
+    return first_match(name_patterns("host_names.tsv")["cause"], name) or None
 
 
 _OWN_FOLDER: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__))).replace("\\", "/") + "/"
@@ -330,3 +255,97 @@ def _matches(file: str, patterns: tuple[str, ...]) -> bool:
         if any(fnmatchcase(path, each) for each in (pattern, f"*/{pattern}", inside, f"*/{inside}")):
             return True
     return False
+
+
+FORWARD_BACKWARD_FLOWS: Final = frozenset({"fwdbwd", "forward_backward"})
+"""Categories of flows from a forward operator to its backward operator."""
+_ANNOTATION_NAMES = re.compile(r"ProfilerStep#|enumerate\(DataLoader\)|Optimizer\.(?:step|zero_grad)#")
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
+_OWN_STEP = re.compile(r"stepscope\.step#(\d{1,18}) ")
+_FRAME = re.compile(r"(.*)\((\d{1,9})\): (.*)", re.DOTALL)
+_MODULE = re.compile(r"nn\.Module: (.+)")
+
+
+class Frame(NamedTuple):
+    """The parts of a Python frame's name; None for missing parts."""
+
+    file: str | None
+    line: int | None
+    function: str | None
+    module: str | None
+
+
+def is_annotation(name: str) -> bool:
+    """Whether the name is a framework annotation, which old files list among the operators."""
+    return _ANNOTATION_NAMES.match(name) is not None
+
+
+def step_number(name: str, *, own: bool = True) -> int | None:
+    """Return the number of a step annotation by torch.profiler or, with `own`, by `stepscope.step`."""
+    match = _STEP.match(name) or (_OWN_STEP.match(name) if own else None)
+    return int(match[1]) if match else None
+
+
+def are_steps_marked(names: Iterable[str]) -> bool:
+    """Whether torch.profiler marked the steps, in which case marks by `stepscope.step` are ignored."""
+    return any(_STEP.match(name) for name in names)
+
+
+def frame(name: str) -> Frame:
+    """Split the name of a Python frame into file, line and function, or module."""
+    if match := _MODULE.fullmatch(name):
+        return Frame(None, None, None, match[1])
+    if match := _FRAME.fullmatch(name):
+        return Frame(match[1], int(match[2]), match[3], None)
+    return Frame(None, None, name, None)
+
+
+def launch_kind(name: str) -> str:
+    """Return the kind of a device API call, one of `tables.LAUNCH_KINDS`."""
+    return first_match(name_patterns("host_names.tsv")["launch"], name) or "other"
+
+
+@lru_cache(maxsize=65536)
+def is_communication(name: str) -> bool:
+    """Whether device work of this name is a collective of a known communication library."""
+    return bool(first_match(name_patterns("collectives.tsv")["library"], name[:TELLING]))
+
+
+def copy_kind(text: str) -> str:
+    """Return the kind of a copy from text that contains its direction, one of `tables.DEVICE_WORK_KINDS`."""
+    return first_match(name_patterns("host_names.tsv")["copy"], text) or "copy_on_device"
+
+
+def synchronisation_kind(name: str) -> str:
+    """Return the kind of a recorded wait on the device, one of `tables.SYNCHRONISATION_KINDS`."""
+    lowered = name.lower()
+    for kind, word in (("queue_wait", "wait event"), ("event", "event"), ("queue", "stream"), ("device", "context")):
+        if word in lowered:
+            return kind
+    return "other"
+
+
+_SCRIPTED_FRAME: Final = re.compile(r"\$(.*):(\d{1,9}) (.*)", re.DOTALL)
+_MARKS: Final = re.compile(rf"{_ANNOTATION_NAMES.pattern}|stepscope\.\w+#|(?:gloo|mpi|ucc):|nn\.Module: ")
+_DEVICE_CALL: Final = re.compile(
+    r"(?:cuda|hip)[A-Z]\w*(?:_v\d+)?$|cu[A-Z]\w*$|hsa_\w+$|_?_?(?:cuda|hip)LaunchKernel\w*$"
+)
+_OPERATOR: Final = re.compile(r"[A-Za-z_]\w*(?:::[\w.~<>]+)+$")
+
+
+def frame_name(name: str) -> str:
+    """Convert JAX's frame name "$file.py:12 f" to PyTorch's "file.py(12): f"; other names are returned unchanged."""
+    match = _SCRIPTED_FRAME.fullmatch(name)
+    return f"{match[1]}({match[2]}): {match[3]}" if match else name
+
+
+@lru_cache(maxsize=65536)
+def host_slice_table(name: str) -> str | None:
+    """Return the table for a host slice, for formats that give only a name; None if the name does not say."""
+    if _MARKS.match(name):
+        return "annotations" if not name.startswith("nn.Module: ") else "frames"
+    if _SCRIPTED_FRAME.fullmatch(name) or (_FRAME.fullmatch(name) and ".py(" in name):
+        return "frames"
+    if _DEVICE_CALL.match(name):
+        return "launches"
+    return "operators" if _OPERATOR.match(name) else None

@@ -95,9 +95,13 @@ def by_level(depth: Rows) -> list[Rows]:
     return [order[first:last] for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
 
 
-def depths(parent: Rows) -> Rows:
-    """Return the number of slices around each slice; shape (n,)."""
-    depth = (parent >= 0).astype(np.int64)
+def depths(parent: Rows, known: Rows | None = None) -> Rows:
+    """Return the number of slices around each slice; shape (n,).
+
+    Args:
+        known: those counted already: one where there is a parent, and those around all of these rows.
+    """
+    depth = (parent >= 0).astype(np.int64) if known is None else known.copy()
     above = parent.copy()
     active = np.flatnonzero(above >= 0)
     while active.size:

@@ -90,12 +90,9 @@ _LOCAL: Final = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "tmpfs
 
 
 def import_optuna() -> Any:
-    """Import optuna with only its warnings shown. Raises UsageError if it is not installed."""
-    try:
-        import optuna
-        import sqlalchemy  # noqa: F401
-    except ImportError as error:
-        raise UsageError(f"the search needs Optuna, which is not installed: pip install optuna ({error})") from error
+    """Import optuna, which takes long, with only its warnings shown."""
+    import optuna
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

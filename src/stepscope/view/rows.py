@@ -462,13 +462,7 @@ class _Written:
         if outside.any():
             before = np.memmap(self._folder / "depths", np.int32, "r", shape=(first,))
             depth[outside] += before[parent[outside]]
-        above = np.where(parent >= first, parent - first, -1)
-        active = np.flatnonzero(above >= 0)
-        while active.size:
-            over = above[active]
-            depth[active] += depth[over]
-            above[active] = above[over]
-            active = active[above[active] >= 0]
+        depth = depths(np.where(parent >= first, parent - first, -1), depth)
         self._depths.write(depth.astype(np.int32).tobytes())
         self._depths.flush()
         return depth

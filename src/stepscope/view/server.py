@@ -21,8 +21,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from stepscope.view.documents import ACTIONS, CHANGED, LONGEST_QUERY, Answer, Documents
-from stepscope.view.page import HEADERS, PAGE, bundled, framed_page
+from stepscope.view.documents import (
+    ACTIONS,
+    CHANGED,
+    HEADERS,
+    LONGEST_QUERY,
+    PAGE,
+    Answer,
+    Documents,
+    bundled,
+    framed_page,
+)
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

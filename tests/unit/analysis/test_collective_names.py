@@ -3,7 +3,7 @@
 import pytest
 
 from stepscope.analysis.communication import collective_class, kind_of
-from stepscope.readers.event_names import is_communication
+from stepscope.trace.naming import is_communication
 
 _OPAQUE = "ncclDevKernelArgsStorage<4096ul>"
 

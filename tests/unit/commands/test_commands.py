@@ -21,7 +21,7 @@ from stepscope.commands import COMMANDS, main
 from stepscope.commands.machine import parsed_size
 from stepscope.commands.read.diagnose import parsed_share
 from stepscope.commands.read.documents import Room
-from stepscope.commands.read.rules import parsed_setting
+from stepscope.commands.read.tables import parsed_setting
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import Command
 from stepscope.diagnosis.rule import Answers, Limits, Rule, Threshold

@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from stepscope.commands.shared import progress
+from stepscope.commands.shared import output
 
 
 class Screen(io.StringIO):
@@ -25,10 +25,10 @@ def shown(
     """What is written if a MiB is read at each of these times."""
     clock = [0.0]
     screen = Screen(is_terminal=is_terminal)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.Progress("reading a\x1b.json", arguments=argparse.Namespace(**options)) as told:
+    with output.Progress("reading a\x1b.json", arguments=argparse.Namespace(**options)) as told:
         for done, clock[0] in enumerate(at_s, 1):
             told(done << 20, total)
     return screen.getvalue()

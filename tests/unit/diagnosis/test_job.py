@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepscope.analysis.host import CAUSES
-from stepscope.diagnosis.exchanges import exchanges
 from stepscope.diagnosis.job import JobSteps, job_of, job_steps, promised
+from stepscope.diagnosis.rank_groups import exchanges
 from stepscope.diagnosis.rank_summary import cut_places
 from stepscope.diagnosis.ranks import _ABOUT, across_ranks, with_remedies
 from stepscope.diagnosis.rules import RULES

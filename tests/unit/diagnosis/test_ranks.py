@@ -8,12 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from stepscope.analysis.communication import collectives
-from stepscope.analysis.lateness import lateness
+from stepscope.analysis.communication import collectives, lateness
 from stepscope.analysis.matching import RankCollectives, clocks, matched_collectives
 from stepscope.diagnosis import Diagnosis, diagnose
-from stepscope.diagnosis.exchanges import exchanges
-from stepscope.diagnosis.rank_groups import parallelism
+from stepscope.diagnosis.rank_groups import exchanges, parallelism
 from stepscope.diagnosis.rank_summary import rank_record
 from stepscope.diagnosis.ranks import across_ranks, diagnose_ranks, reasons, without_answered
 from stepscope.diagnosis.rules import RULES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepscope.diagnosis import diagnose
-from stepscope.diagnosis.diagnosis import Afterwards, Together
+from stepscope.diagnosis.finding import Afterwards, Together
 from stepscope.report.words import afterwards_sentence
 from stepscope.trace import Trace
 from tests.unit.waiting_twice import waiting_twice

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.diagnosis.finding import Remedy
+from stepscope.diagnosis.finding import Remedy, Trainer, trainer_of, trainers
 from stepscope.diagnosis.rule import Answers, Found, Limits, Rule, Threshold
 from stepscope.diagnosis.rules import RULES
-from stepscope.diagnosis.trainers import Trainer, trainer_of, trainers
 from stepscope.diagnosis.view import View
 from stepscope.record.apply import parse_applications
 from stepscope.trace import Metadata

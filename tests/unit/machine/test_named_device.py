@@ -39,6 +39,8 @@ from stepscope.machine.devices import device_table, named_device
         ("Instinct MI300X", "MI300X"),
         ("RTX-4090", "RTX 4090"),
         ("Trn2", "Trainium2"),
+        ("H100\u2011SXM", "H100-SXM"),  # a hyphen that does not break
+        ("Ｌ４０Ｓ", "L40S"),
     ],
 )
 def test_names(typed: str, row: str) -> None:
@@ -61,6 +63,9 @@ def test_names(typed: str, row: str) -> None:
         ("MI300", "MI300X"),
         ("TPU", "TPU v4, TPU v5e, TPU v5p, TPU v6e or TPU7x (one of two chiplets)"),
         ("NVIDIA H200 SXM5", "H200-SXM"),
+        ("A100-SXM4", "A100-SXM4-40GB or A100-SXM4-80GB"),  # a driver's name, too
+        ("TPU v5", "TPU v5e or TPU v5p"),
+        ("Ｈ100-SXM5", "H100-SXM"),
         ("H10O-SXM", "H100-SXM"),
     ],
 )
@@ -76,6 +81,8 @@ def test_a_part_of_a_name_is_a_question(typed: str, asked: str) -> None:
         ("", "the device's name is empty (stepscope devices lists the names)"),
         ("???", "the device's name is empty (stepscope devices lists the names)"),
         ("kettle", "'kettle' is not in the table of devices (stepscope devices lists them)"),
+        ("第二", "'第二' is not in the table of devices (stepscope devices lists them)"),
+        ("x" * 300, f"'{'x' * 200}...' is not in the table of devices (stepscope devices lists them)"),
     ],
 )
 def test_a_name_of_none_is_refused(typed: str, message: str) -> None:
@@ -86,7 +93,7 @@ def test_a_name_of_none_is_refused(typed: str, message: str) -> None:
 
 def test_a_longer_name_is_another_device() -> None:
     for row in device_table():
-        for name in (f"{row.name}9", f"{row.name} Ultra"):
+        for name in (f"{row.name}9", f"{row.name} Ultra", f"Т{row.name}", f"{row.name}{' ' * 300}9"):
             with pytest.raises(UsageError):
                 named_device(name)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from stepscope.errors import UsageError
-from stepscope.machine.devices import named_device
+from stepscope.machine.devices import named_device, with_measured_shares
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import UNMEASURED
 from stepscope.predict.trace_operations import operations_of_calls
@@ -137,7 +137,7 @@ def test_an_unknown_number_type_is_refused() -> None:
         work_times(Trace.from_tables({}), named_device("L4"), precision="fp4")
 
 
-L4, A100_TABLE = named_device("L4"), named_device("A100-SXM4-80GB")
+L4, A100_TABLE = (with_measured_shares(named_device(name)) for name in ("L4", "A100-SXM4-80GB"))
 
 
 def one_work(kind: str, duration_ns: int = 102_000, **more: Any) -> Trace:
@@ -176,7 +176,7 @@ def test_what_a_call_took_longer_is_carried_for_the_most_part() -> None:
 
 def test_devices_that_run_the_same_code_take_all_of_it() -> None:
     _, operations = operations_of_calls(one_call("aten::add", LARGE, FLOAT))
-    other = named_device("A100-PCIe-40GB")
+    other = with_measured_shares(named_device("A100-PCIe-40GB"))
     before, after = (operation_times(operations, device).ns[0] for device in (A100_TABLE, other))
 
     found = work_times(one_call("aten::add", LARGE, FLOAT), other)
@@ -222,6 +222,7 @@ def test_copies_over_an_unknown_link_are_taken_as_measured() -> None:
 
 def test_copies_on_the_device_go_by_its_memory() -> None:
     half = replace(A100_TABLE, name="half", bandwidth_bytes_s=A100_TABLE.bandwidth_bytes_s / 2)
+    half = replace(half, sustained_bandwidth_bytes_s=None)
 
     for kind in ("copy_on_device", "set"):
         assert times(work_times(one_work(kind), half, source=A100_TABLE)) == (

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 from stepscope.readers import assembly
-from stepscope.readers.event_names import frame_name, host_slice_table
 from stepscope.readers.gathering import EXPLANATIONS, Gathering, warnings
 from stepscope.trace.metadata import Metadata
 from stepscope.trace.model import StoreWriter, Trace, open_unsealed
+from stepscope.trace.naming import frame_name, host_slice_table
 from stepscope.trace.window import StepRange, Window
 
 

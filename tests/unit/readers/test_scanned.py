@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from stepscope.readers.assembly import StringPool
+from stepscope.readers.gathering import StringPool
 from stepscope.readers.kineto import scanned
 from stepscope.readers.kineto.events import Damage
 from stepscope.readers.kineto.scanned import Coded, Rows, RowTables, combined, first_uses, scan

@@ -26,7 +26,7 @@ from stepscope.record.equal_values import ValueLook
 from stepscope.record.lines import LineTracker
 from stepscope.trace import Trace
 from stepscope.trace.cache import TraceCache
-from stepscope.trace.program_facts import LineRecords, Location, ThreadLines, lines_path, read_lines, write_lines
+from stepscope.trace.line_records import LineRecords, Location, ThreadLines, lines_path, read_lines, write_lines
 from tests.unit.small_traces import complete, counted
 
 WATCHES = [line_watches.Tracing, *([line_watches.Monitoring] if hasattr(sys, "monitoring") else [])]

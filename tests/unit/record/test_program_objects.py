@@ -31,7 +31,7 @@ from stepscope.record.program_objects import (
 )
 from stepscope.record.step_objects import EvaluationWatch
 from stepscope.trace import Window
-from stepscope.trace.program_facts import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
+from stepscope.trace.line_records import MODULE_LEFT, LineRecords, ThreadLines, read_lines, write_lines
 from tests.unit.small_traces import complete
 
 torch = pytest.importorskip("torch")

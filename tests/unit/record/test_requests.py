@@ -13,8 +13,7 @@ import pytest
 
 from stepscope.errors import AgentError
 from stepscope.record.agent.http import Endpoint
-from stepscope.record.agent.protocol import CaptureOrder, Refusal, Reply, decoded
-from stepscope.record.agent.requests import FileTransport, RequestFolder
+from stepscope.record.agent.protocol import CaptureOrder, FileTransport, Refusal, Reply, RequestFolder, decoded
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from tests.unit.agents import Process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepscope.diagnosis.diagnosis import Together
+from stepscope.diagnosis.finding import Together
 from stepscope.report.tables import openmetrics
 from stepscope.trace import Metadata
 from tests.unit.hand_built import empty, full

@@ -4,7 +4,7 @@ import math
 import polars as pl
 
 import stepscope
-from stepscope.diagnosis.diagnosis import Together, Unreadable
+from stepscope.diagnosis.finding import Together, Unreadable
 from stepscope.report.document import json_bytes
 from stepscope.trace import Metadata, Window
 from tests.unit.hand_built import empty, full

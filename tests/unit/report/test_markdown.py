@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from stepscope.diagnosis.diagnosis import Unreadable
-from stepscope.diagnosis.finding import Remedy
+from stepscope.diagnosis.finding import Remedy, Unreadable
 from stepscope.report.text import code, escape
 from stepscope.trace import Metadata
 from tests.unit.hand_built import INPUT_BOUND, empty, full

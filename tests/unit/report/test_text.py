@@ -4,8 +4,7 @@ import re
 import polars as pl
 import pytest
 
-from stepscope.diagnosis.diagnosis import DeviceSummary, Together, Unreadable
-from stepscope.diagnosis.finding import Remedy
+from stepscope.diagnosis.finding import DeviceSummary, Remedy, Together, Unreadable
 from stepscope.report.words import causes_of, headline, joined_causes, rank_table, together_sentence
 from stepscope.trace import Metadata
 from tests.unit.hand_built import FULL, HOST, IDLE, INPUT_BOUND, empty, full

@@ -12,7 +12,7 @@ import pytest
 
 from stepscope.analysis.matching import MATCHED_SCHEMA, Clock
 from stepscope.analysis.memory import GROUPINGS
-from stepscope.diagnosis.exchanges import Exchanges
+from stepscope.diagnosis.rank_groups import Exchanges
 from stepscope.diagnosis.rank_summary import RankSteps, rank_steps
 from stepscope.diagnosis.view import View
 from stepscope.errors import UsageError

@@ -6,7 +6,7 @@ from typing import Any
 
 from stepscope.diagnosis.view import View
 from stepscope.trace import Trace
-from stepscope.view.links import links_json
+from stepscope.view.drawings import links_json
 from tests.unit.recording import Recording
 
 

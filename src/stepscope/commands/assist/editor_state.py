@@ -28,8 +28,7 @@ from stepscope.commands.shared.reading import recorded_file
 from stepscope.errors import StepscopeError, UnreadableTraceError, UsageError
 from stepscope.record.run_folder import RunFolder, data_folder
 from stepscope.record.runs import RunIndex
-from stepscope.trace.program_facts import SUFFIX, read_lines
-from stepscope.trace.source_text import kept_source, split_lines
+from stepscope.trace.line_records import SUFFIX, kept_source, read_lines, split_lines
 
 _MOST_TRACES: Final = 100
 """The newest, which are asked for the lines of a file."""

@@ -15,7 +15,7 @@ from lsprotocol import types as lsp
 
 from stepscope.report.format import count, duration, printable, share, size
 from stepscope.report.text import code, escape
-from stepscope.trace.source_text import MovedLines, moved_lines, split_lines
+from stepscope.trace.line_records import MovedLines, moved_lines, split_lines
 
 SOURCE: Final = "stepscope"
 OPEN_PAGE: Final = "stepscope.openPage"

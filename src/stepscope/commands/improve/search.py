@@ -24,8 +24,7 @@ from stepscope.commands.shared.options import (
     relative_share,
     whole,
 )
-from stepscope.commands.shared.output import counted, say
-from stepscope.commands.shared.progress import Progress
+from stepscope.commands.shared.output import Progress, counted, say
 from stepscope.commands.shared.reading import local_names
 from stepscope.errors import UsageError
 from stepscope.files import private_folder

@@ -32,7 +32,7 @@ from stepscope.commands.shared.reading import open_from, readable, redactor_of, 
 from stepscope.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.machine.devices import DevicePeaks
     from stepscope.predict.cost.plan import Known, Plan, Request
     from stepscope.predict.exchanges import Exchange

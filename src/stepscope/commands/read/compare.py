@@ -27,14 +27,14 @@ from stepscope.commands.shared.options import (
     suggestion,
     user_code_from,
 )
-from stepscope.commands.shared.progress import Progress
+from stepscope.commands.shared.output import Progress
 from stepscope.commands.shared.reading import place_of, readable_traces, redacted, redactor_of
 from stepscope.errors import UsageError
 
 if TYPE_CHECKING:
     from stepscope.compare import Comparison, Side
     from stepscope.compare.history import History, Source
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.record.runs import RunRecord
     from stepscope.trace import Trace
 

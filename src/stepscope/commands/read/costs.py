@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from stepscope.analysis.memory import DeviceMemory
     from stepscope.analysis.places import PlaceCosts
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.diagnosis.view import View
     from stepscope.predict.cost.energy_parts import EnergyAnswer, SampledEnergy, TraceEnergy
     from stepscope.report.document import Document
     from stepscope.trace import Trace
+    from stepscope.trace.line_records import MovedLines
     from stepscope.trace.naming import UserCode
-    from stepscope.trace.source_text import MovedLines
 
 _TEXT_ROWS: Final = 20
 
@@ -163,7 +163,7 @@ def _print_source(costs: PlaceCosts, table: pl.DataFrame, recorded: str, argumen
     from stepscope.commands.shared.reading import source_lines
     from stepscope.report.format import printable
     from stepscope.report.places import source_view
-    from stepscope.trace.source_text import MovedLines, kept_source, moved_lines, split_lines
+    from stepscope.trace.line_records import MovedLines, kept_source, moved_lines, split_lines
 
     place, lines = source_lines(recorded, arguments.file, arguments.source_root) or (None, None)
     metadata = costs.attribution.trace.metadata

@@ -10,18 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.job_logs import Logged, is_answered_as_job, logs_among, print_for_assistant, write_logged
 from stepscope.commands.read.reports import (
+    Logged,
     across,
     as_job,
     diagnose_ahead,
     finished,
+    is_answered_as_job,
+    logs_among,
     minimum_share,
     once_each,
+    print_for_assistant,
     report_of,
     reports_from_cluster,
+    write_logged,
 )
-from stepscope.commands.read.rules import parsed_setting, rule_named
+from stepscope.commands.read.tables import parsed_setting, rule_named
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     Command,
@@ -47,9 +51,8 @@ from stepscope.report.brief import TOKENS
 from stepscope.report.format import printable, share
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
-    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.finding import Finding, Unreadable
     from stepscope.diagnosis.job import JobSteps
     from stepscope.report.diagnosis import TraceReport
 

@@ -18,17 +18,15 @@ from stepscope.commands.shared.options import user_code_from
 from stepscope.errors import StepscopeError, UsageError
 from stepscope.report.document import compact_json
 from stepscope.threads import cached_property
-from stepscope.view.documents import NoDocument, Options
-from stepscope.view.page import address, page_file, with_options
+from stepscope.view.documents import NoDocument, Options, address, page_file, with_options
 
 if TYPE_CHECKING:
     from stepscope.analysis.places import PlaceCosts
     from stepscope.analysis.telemetry import TelemetryPicture
     from stepscope.commands.read.tables import TableCommand
     from stepscope.compare import Comparison
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
-    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.finding import Finding, Unreadable
     from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.rank_summary import RankSteps
     from stepscope.diagnosis.view import View
@@ -195,7 +193,7 @@ def _source(opened: OpenTrace, options: Options) -> Any:
     """A file of the user's code that the lines name, as `stepscope lines TRACE FILE` shows it."""
     from stepscope.analysis.places import line_table
     from stepscope.commands.shared.reading import SOURCE_ENDINGS, source_lines
-    from stepscope.trace.source_text import kept_source, split_lines
+    from stepscope.trace.line_records import kept_source, split_lines
 
     file = options.get("file", "")
     if file not in line_table(opened.trace, costs=opened.costs)["file"].drop_nulls():
@@ -223,7 +221,7 @@ def _flame(opened: OpenTrace, options: Options) -> Any:
 
 
 def _links(opened: OpenTrace, options: Options) -> Any:
-    from stepscope.view.links import links_json
+    from stepscope.view.drawings import links_json
 
     return links_json(opened.view)
 
@@ -575,7 +573,7 @@ def _ranks_in_file(
     reports: Sequence[TraceReport], across: Sequence[Finding], unreadable: Sequence[str], job: JobSteps | None
 ) -> dict[str, bytes]:
     from stepscope.analysis.matching import matched_collectives
-    from stepscope.diagnosis.exchanges import exchanges
+    from stepscope.diagnosis.rank_groups import exchanges
     from stepscope.report.diagnosis import finding_json, largest_saving
     from stepscope.report.ranks import job_sentences
     from stepscope.view.drawings import ranks_json

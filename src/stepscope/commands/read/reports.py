@@ -1,40 +1,49 @@
-"""The report of each trace, made here, in processes or on a cluster, and what the ranks say together."""
+"""The report of each trace, made here, in processes or on a cluster, what the ranks say together, and the reports of a
+job's logs.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from stepscope.commands.read.job_logs import report_rows
+from stepscope.commands.shared import output
 from stepscope.commands.shared.options import user_code_from
+from stepscope.commands.shared.output import Progress
 from stepscope.commands.shared.processes import FEW, in_processes, on_cluster, process_count
-from stepscope.commands.shared.progress import Progress
 from stepscope.commands.shared.reading import (
     encodable,
     kept_as_rank,
     note_secrets,
     noted_secrets,
     open_from,
+    redacted,
     redactor_of,
     side_files,
     trace_paths,
     with_evidence,
 )
 from stepscope.errors import StepscopeError, UsageError
+from stepscope.report.brief import as_data, fitted
+from stepscope.report.format import printable
 
 if TYPE_CHECKING:
+    from stepscope.analysis.desync import Desync
     from stepscope.commands.read.documents import Room
     from stepscope.commands.shared.reading import Secrets, SideFile
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import Diffs
-    from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.finding import Finding, Unreadable
     from stepscope.diagnosis.job import JobSteps
     from stepscope.diagnosis.view import View
+    from stepscope.readers.collective_logs import CollectiveLogs
     from stepscope.report.diagnosis import TraceReport
+    from stepscope.report.document import Document
     from stepscope.report.redaction import Redactor
     from stepscope.trace import Trace
 
@@ -146,7 +155,7 @@ def reports_from_cluster(
     Raises:
         UsageError: the cluster cannot be reached, or no file can be read.
     """
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.readers.remote import url_of
     from stepscope.readers.source import name_of
 
@@ -193,7 +202,7 @@ def _diagnosed_there(
 
 def once_each(reports: list[TraceReport], left_out: list[Unreadable]) -> list[TraceReport]:
     """The last report of each rank of a job; the others are named in `left_out`."""
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.diagnosis.rank_summary import recorded_once
 
     kept, others = recorded_once(reports, lambda report: report.rank)
@@ -240,3 +249,91 @@ def minimum_share(arguments: argparse.Namespace) -> float:
     if arguments.all:
         return 0.0
     return _NOTEWORTHY_SHARE if arguments.fail_on is None else min(_NOTEWORTHY_SHARE, arguments.fail_on)
+
+
+Logged: TypeAlias = "tuple[str, CollectiveLogs, Desync]"
+"""Where logs of collectives are, what they hold, and what it shows."""
+_REPORT_ROWS: Final = 20
+_ASSISTANT_WIDTH: Final = 160
+
+
+def report_rows(arguments: argparse.Namespace) -> int:
+    """Rows of tables in reports, 0 for all."""
+    return arguments.top if arguments.top is not None else _REPORT_ROWS
+
+
+def is_answered_as_job(arguments: argparse.Namespace) -> bool:
+    """Whether the file is a log of all ranks' operations, which has a report of its own."""
+    from stepscope.readers.operation_log import operation_log
+
+    path = arguments.paths[0]
+    log = operation_log(path) if os.path.isfile(path) else None
+    if log is None:
+        return False
+    from stepscope.analysis.stragglers import stragglers
+    from stepscope.report.stragglers import stragglers_document, stragglers_json
+
+    found = stragglers(log)
+    top = report_rows(arguments)
+    _write_document(
+        arguments, lambda: stragglers_document(path, found), top=top, json=lambda: stragglers_json(path, found)
+    )
+    return True
+
+
+def logs_among(arguments: argparse.Namespace) -> Logged | None:
+    """What the logs of collectives among the paths show, if any; arguments keep the paths that have traces too."""
+    from stepscope.readers.collective_logs import collective_logs, log_files
+
+    by_path = {path: log_files(path) for path in arguments.paths if path != "-"}
+    files = [file for found in by_path.values() for file in found]
+    if not files:
+        return None
+    from stepscope.analysis.desync import desync
+
+    def has_traces(path: str) -> bool:
+        try:
+            return not by_path.get(path) or (os.path.isdir(path) and bool(trace_paths(path)))
+        except StepscopeError:
+            return False
+
+    path = arguments.paths[0] if len(by_path) == 1 else f"{len(files)} logs"
+    arguments.paths = [path for path in arguments.paths if has_traces(path)]
+    try:
+        logs = collective_logs(files)
+    except StepscopeError as error:
+        if not arguments.paths:
+            raise
+        print(f"stepscope: skipped: {printable(str(error))}", file=sys.stderr)
+        return None
+    names = {
+        name
+        for process in logs.processes
+        for name in (process.host, process.name)
+        if process.rank is None or name == process.host
+    }
+    found = redacted(arguments, (logs, desync(logs)), sorted(names - {""}), [str(file) for file in files])
+    return (redacted(arguments, path), *found)
+
+
+def write_logged(arguments: argparse.Namespace, logged: Logged) -> None:
+    from stepscope.report.desync import desync_document, desync_json
+
+    top = report_rows(arguments)
+    _write_document(arguments, lambda: desync_document(*logged), top=top, json=lambda: desync_json(*logged))
+
+
+def _write_document(
+    arguments: argparse.Namespace, document: Callable[[], Document], *, top: int, json: output.Report
+) -> None:
+    """Write the reports of what is no trace, and print it as the arguments want it."""
+    output.write_reports(arguments, document, top=top, is_printed=not arguments.for_assistant, json=json)
+    if arguments.for_assistant:
+        print_for_assistant(arguments, document(), top)
+
+
+def print_for_assistant(arguments: argparse.Namespace, document: Document, top: int) -> None:
+    from stepscope.report.text import text_of
+
+    text = text_of(document, width=_ASSISTANT_WIDTH, top=top)
+    output.print_text(as_data(fitted(text, arguments.tokens, "A larger --tokens shows it.")))

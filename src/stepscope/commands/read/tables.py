@@ -1,8 +1,11 @@
-"""Commands that compute one table from a trace and write it: `stepscope steps`, `idle` and so on."""
+"""Commands that compute one table from a trace and write it: `stepscope steps`, `idle` and so on; and what rules
+there are and what they mean: `rules` and `explain`.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +35,7 @@ from stepscope.report.format import count
 if TYPE_CHECKING:
     import polars as pl
 
+    from stepscope.diagnosis.rule import Rule
     from stepscope.report.tables import TableFormat
     from stepscope.trace import Trace
 
@@ -366,4 +370,86 @@ ROOFLINE: Final = _table_command(
   stepscope roofline trace.json --tensor-cores               which operators could use tensor cores, and which did
 """,
     _add_roofline_options,
+)
+
+
+_SCALES: Final = {"%": 0.01, "ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def rule_named(name: str) -> Rule:
+    """The rule with this id.
+
+    Raises:
+        UsageError: no rule has it.
+    """
+    from stepscope.diagnosis.rules import RULES
+
+    rules = {rule.id: rule for rule in RULES}
+    if name not in rules:
+        raise UsageError(f"there is no rule {name!r}{suggestion(name, rules)} (stepscope rules lists them)")
+    return rules[name]
+
+
+def parsed_setting(text: str) -> tuple[str, float]:
+    """Parse "rule.threshold=5%" into ("rule.threshold", value); units: %, ns, us, ms, s, KiB, MiB, GiB.
+
+    Raises:
+        UsageError: no such rule or threshold, or no number.
+    """
+    match = re.fullmatch(r"\s*([\w-]+)\.(\w+)\s*=\s*(-?\d{1,15}(?:\.\d{1,9})?(?:e-?\d{1,2})?)\s*([A-Za-z%]*)\s*", text)
+    if match is None or (match[4] and match[4] not in _SCALES):
+        raise UsageError(f"{text!r} sets no threshold: write RULE.THRESHOLD=VALUE, such as input-bound.share=10%")
+    thresholds = rule_named(match[1]).thresholds
+    if match[2] not in thresholds:
+        guess = suggestion(match[2], thresholds) or f"; it has {', '.join(thresholds) or 'none'}"
+        raise UsageError(f"the rule {match[1]} has no threshold {match[2]!r}{guess}")
+    return f"{match[1]}.{match[2]}", float(match[3]) * _SCALES.get(match[4], 1)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    import polars as pl
+
+    from stepscope.diagnosis.rules import RULES
+
+    rows = [(rule.id, rule.title) for rule in RULES]
+    frame = pl.DataFrame(rows, schema={"rule": pl.String, "title": pl.String}, orient="row")
+    write_table(frame, arguments, "rules", rows=0)
+    return 0
+
+
+def _prepare_explain(parser: CommandParser) -> None:
+    parser.add_argument("rule", metavar="RULE", help="a rule, as findings and `stepscope rules` name them")
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    from stepscope.diagnosis.rule import rule_page
+
+    output.print_text(rule_page(rule_named(arguments.rule)))
+    return 0
+
+
+RULES: Final = Command(
+    "rules",
+    "A list of everything stepscope looks for.",
+    add_table_options,
+    _list,
+    """\
+examples:
+  stepscope rules
+  stepscope explain input-bound                              what one of them means
+  stepscope diagnose trace.json --rule input-bound           only that one
+""",
+)
+
+
+EXPLAIN: Final = Command(
+    "explain",
+    "What a finding means, how it is measured, when it is wrong and what to do.",
+    _prepare_explain,
+    _explain,
+    """\
+examples:
+  stepscope rules                                            all of them
+  stepscope explain input-bound
+""",
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from stepscope.commands.read.rules import rule_named
+from stepscope.commands.read.tables import rule_named
 from stepscope.commands.shared import output
 from stepscope.commands.shared.options import (
     NANOSECONDS,

@@ -14,14 +14,13 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
-from stepscope.commands.shared.output import say
-from stepscope.commands.shared.progress import Progress
+from stepscope.commands.shared.output import Progress, say
 from stepscope.errors import NoStepMarksError, TraceError, UsageError
 from stepscope.report.format import count
 
 if TYPE_CHECKING:
-    from stepscope.diagnosis.diagnosis import Unreadable
     from stepscope.diagnosis.diffs import UserSource
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.record.run_folder import RunFolder
     from stepscope.report.redaction import Redactor
@@ -136,7 +135,7 @@ def _candidates(recorded: str, wanted: str, root: str | None) -> list[Path]:
 
 
 def _lines(place: Path) -> list[str]:
-    from stepscope.trace.source_text import split_lines
+    from stepscope.trace.line_records import split_lines
 
     try:
         data = _content(place, LARGEST_SHOWN_BYTES)
@@ -321,7 +320,7 @@ def _inferred_steps(trace: Trace, wanted: StepRange) -> Window:
 
 def readable(arguments: argparse.Namespace, file: Path, unreadable: list[Unreadable]) -> Trace | None:
     """The trace in a file of several; None, and one more in `unreadable`, if it cannot be read."""
-    from stepscope.diagnosis.diagnosis import Unreadable
+    from stepscope.diagnosis.finding import Unreadable
     from stepscope.readers.source import name_of
 
     try:

@@ -29,8 +29,8 @@ from stepscope.view.documents import NoDocument, Options
 if TYPE_CHECKING:
     import polars as pl
 
-    from stepscope.diagnosis.exchanges import Exchanges
     from stepscope.diagnosis.finding import Finding
+    from stepscope.diagnosis.rank_groups import Exchanges
     from stepscope.diagnosis.rank_summary import RankSummary
     from stepscope.report.diagnosis import TraceReport
     from stepscope.trace import Trace
@@ -321,8 +321,8 @@ class Ranks:
     def _together(self, known: Sequence[RankSummary]) -> _Together:
         """What collectives tell of the ranks that are there, and what is found about them once all are."""
         from stepscope.analysis.matching import matched_collectives
-        from stepscope.diagnosis.exchanges import exchanges
         from stepscope.diagnosis.job import job_of, job_steps
+        from stepscope.diagnosis.rank_groups import exchanges
         from stepscope.diagnosis.ranks import across_ranks
         from stepscope.report.ranks import job_sentences
 

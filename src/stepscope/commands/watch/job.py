@@ -342,7 +342,7 @@ def summary_of(traces: Sequence[Path], arguments: argparse.Namespace) -> dict[st
 
     from stepscope.analysis.matching import matched_collectives
     from stepscope.diagnosis import diagnose_view
-    from stepscope.diagnosis.exchanges import exchanges
+    from stepscope.diagnosis.rank_groups import exchanges
     from stepscope.diagnosis.rank_summary import rank_summary
     from stepscope.diagnosis.ranks import across_ranks
     from stepscope.diagnosis.view import View

@@ -46,7 +46,7 @@ from stepscope.diagnosis.rule import (
     note_from_files,
     rows_of,
 )
-from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trips
+from stepscope.diagnosis.rules._operators import cost_ns, round_trips, without_trips
 from stepscope.trace.metadata import Fallback
 from stepscope.trace.nesting import Rows, containing, row_numbers
 from stepscope.whatif.changes import scaled_operators

@@ -28,7 +28,7 @@ from typing import Final
 import numpy as np
 
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rule, Threshold, View
-from stepscope.diagnosis.rules._copies import cost_ns, round_trips, without_trips
+from stepscope.diagnosis.rules._operators import cost_ns, round_trips, without_trips
 
 
 def check(view: View, limits: Limits) -> Answers:

@@ -32,8 +32,8 @@ import numpy as np
 from stepscope.analysis.loops import Loop, loops
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.rule import Answers, Change, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View
-from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS
 from stepscope.diagnosis.rules._operators import (
+    SHORT_KERNEL_NS,
     is_clipping,
     is_scaling,
     length_ns,

@@ -31,8 +31,7 @@ import polars as pl
 from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import base_name
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._copies import SHORT_KERNEL_NS, copies, lost_ns, work_of
-from stepscope.diagnosis.rules._operators import outermost_in_order
+from stepscope.diagnosis.rules._operators import SHORT_KERNEL_NS, copies, lost_ns, outermost_in_order, work_of
 from stepscope.whatif import Change
 from stepscope.whatif.changes import Lanes, scaled_operators, scaled_work, together, without_waits_in
 

@@ -308,12 +308,8 @@ def _remedy(row: dict[str, Any], why: tuple[Reason, ...]) -> Remedy:
     return Remedy(f"Better: {why[0].better}.{text}", _CODE.get(why[0].code, usual.code))
 
 
-def _padded(length: int) -> int:
-    return -(-length // _ALIGNED) * _ALIGNED
-
-
 def _padded_rows(kind: str, length: int) -> Remedy:
-    padded = _padded(length)
+    padded = -(-length // _ALIGNED) * _ALIGNED
     text = f"Rows of {length:,} 16-bit numbers do not begin at multiples of 16 bytes: make them {padded:,} long."
     if kind == "softmax":
         code = f'scores = F.pad(scores, (0, {padded - length}), value=float("-inf"))   # adds nothing to the sum'

@@ -45,8 +45,13 @@ from stepscope.analysis.host import CAUSE_CODES
 from stepscope.analysis.work import traffic
 from stepscope.diagnosis.lines.costs import settings_at
 from stepscope.diagnosis.rule import Answers, Figure, Found, Limits, Remedy, Rows, Rule, Threshold, View, rows_of
-from stepscope.diagnosis.rules._copies import outermost_of
-from stepscope.diagnosis.rules._operators import engine_pauses, length_ns, outermost_in_order, scaled_with_pauses
+from stepscope.diagnosis.rules._operators import (
+    engine_pauses,
+    length_ns,
+    outermost_in_order,
+    outermost_of,
+    scaled_with_pauses,
+)
 from stepscope.whatif import Change
 from stepscope.whatif.changes import fewer_works, scaled_host_time, scaled_slices, together
 

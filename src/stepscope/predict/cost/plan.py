@@ -165,9 +165,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 _TRAINING: Final = r"(?i)backward|autograd|accumulategrad|optimizer|gradient|dgrad|wgrad"
-_INDEPENDENT: Final = (
-    "nothing in the trace computes gradients: several devices are assumed to work independently and exchange nothing"
-)
+_INDEPENDENT: Final = "nothing in the trace computes gradients: several devices are assumed to exchange nothing"
 _DEVICE: Final = "\0"  # placeholder for the device's name in notes shared by several predictions
 
 

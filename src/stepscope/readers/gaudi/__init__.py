@@ -10,7 +10,6 @@ import polars as pl
 
 from stepscope.readers import kineto
 from stepscope.readers.assembly import Assembly, Spill
-from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS
 from stepscope.readers.gathering import warnings
 from stepscope.readers.gaudi import columns as names
 from stepscope.readers.gaudi.columns import DIALECT, HARDWARE, GaudiColumns
@@ -19,6 +18,7 @@ from stepscope.readers.kineto.scanned import Scan, scan
 from stepscope.readers.source import ByteSource, Reader, ReadResult
 from stepscope.trace.metadata import Device
 from stepscope.trace.model import StoreWriter
+from stepscope.trace.naming import FORWARD_BACKWARD_FLOWS
 from stepscope.trace.tables import rows_frame
 from stepscope.trace.window import StepRange, Window
 

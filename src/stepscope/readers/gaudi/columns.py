@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.event_names import copy_kind, launch_kind
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.arguments import MISSING, OptionalIdentifier, OptionalInt
 from stepscope.readers.kineto.columns import Columns
 from stepscope.readers.kineto.events import Damage, Event
 from stepscope.readers.kineto.scanned import NO_INTEGER, TABLES, Coded, Dialect, Rows, RowTables, combined
+from stepscope.trace.naming import copy_kind, first_match, launch_kind, name_patterns
 
 CATEGORIES: Final = frozenset(
     {
@@ -36,15 +36,7 @@ LOGGERS: Final = {"Synapse Logger": 10_000, "Bridge Logs": 20_000, "Memory Logs"
 SYNAPSE_THREAD: Final = re.compile(r"^Synapse/(.*)$")
 
 _ENGINE: Final = re.compile(r"^\*{0,2}(MME|TPC|EDMA|PDMA|KDMA|DMA|NIC)(?![A-Za-z])", re.IGNORECASE)
-_HARDWARE: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("MME", re.compile(r"MME")),
-    ("TPC", re.compile(r"TPC")),
-    ("EDMA", re.compile(r"EDMA")),
-    ("PDMA", re.compile(r"PDMA")),
-    ("KDMA", re.compile(r"KDMA")),
-    ("DMA", re.compile(r"DMA")),
-    ("NIC", re.compile(r"NIC")),
-)
+_HARDWARE: Final = ("MME", "TPC", "EDMA", "PDMA", "KDMA", "DMA", "NIC")
 _BY_THOUSAND: Final = {
     3: "PDMA", 4: "EDMA", 5: "KDMA", 6: "MME", 7: "TPC", 14: "NIC", 15: "NIC", 16: "NIC", 17: "NIC",
 }  # fmt: skip
@@ -58,19 +50,6 @@ MEASURED: Final = frozenset(
 _TO_DEVICE: Final = re.compile(r"(?i)(?:^|[^a-z])(?:h2d|tx|host_?to_?dev\w*|dram_?to_?hbm)(?![a-z])")
 _FROM_DEVICE: Final = re.compile(r"(?i)(?:^|[^a-z])(?:d2h|rx|dev\w*_?to_?host|hbm_?to_?dram)(?![a-z])")
 
-_CALLS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = tuple(
-    (kind, re.compile(pattern, re.IGNORECASE))
-    for kind, pattern in (
-        ("compile", r"^(?:syn)?(?:graph)?compile(?:_?graph)?|graphcompile"),
-        ("synchronise", r"synchroni[sz]e"),
-        ("queue_wait", r"^syn(?:stream|queue)waitevent"),
-        ("event", r"^synevent|^(?:record|map)event"),
-        ("copy", r"^syn(?:mem_?copy|memcpy)|^memcopy|^memcpy"),
-        ("set", r"^synmemset|^memset"),
-        ("allocate", r"^syn(?:device|host)(?:malloc|free|map|unmap)"),
-        ("graph_launch", r"^synlaunch|^enqueuewithexternalevents|^launchwithexternalevents"),
-    )
-)
 _API: Final = re.compile(r"^(?:syn[A-Z]|hccl|hcl|scal_|enqueue)")
 _NUMBER_TYPES: Final = {
     "bfloat16": "bf16", "bf16": "bf16",
@@ -97,7 +76,7 @@ def engine_of_number(thread: str) -> str | None:
 @lru_cache(maxsize=4096)
 def engine_of_event(hardware: str) -> str | None:
     """Return the engine in the name of a hardware event, such as TPC_SPU_START_TO_SPU_HALT."""
-    return next((engine for engine, pattern in _HARDWARE if pattern.search(hardware.upper())), None)
+    return next((engine for engine in _HARDWARE if engine in hardware.upper()), None)
 
 
 @lru_cache(maxsize=65536)
@@ -127,10 +106,8 @@ def work_kind(engine: str | None, category: str, name: str) -> str:
 @lru_cache(maxsize=65536)
 def call_kind(name: str) -> str | None:
     """Return the kind of a device API call on the host (`tables.LAUNCH_KINDS`); None for the bridge's own work."""
-    known = next((kind for kind, pattern in _CALLS if pattern.search(name)), None)
-    if known is not None:
-        return known
-    return launch_kind(name) if _API.match(name) else None
+    known = first_match(name_patterns("host_names.tsv")["synapse"], name)
+    return known or (launch_kind(name) if _API.match(name) else None)
 
 
 @lru_cache(maxsize=4096)

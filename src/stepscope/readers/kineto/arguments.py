@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 import polars as pl
 
-from stepscope.readers.event_names import copy_kind, is_communication
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event
+from stepscope.trace.naming import copy_kind, is_communication
 
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 OptionalInt = Int64 | None

@@ -16,12 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.assembly import Codes, StringPool
-from stepscope.readers.event_names import FORWARD_BACKWARD_FLOWS, host_slice_table, is_annotation, synchronisation_kind
-from stepscope.readers.gathering import fitting
+from stepscope.readers.gathering import Codes, StringPool, fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import LATEST_NS, LONGEST_NS, Damage, Event, difference, nanoseconds
 from stepscope.readers.kineto.scanned import Rows, RowTables, Scan
+from stepscope.trace.naming import FORWARD_BACKWARD_FLOWS, host_slice_table, is_annotation, synchronisation_kind
 from stepscope.trace.tables import EXCHANGE_COLUMNS, SCHEMAS
 
 MOST_OPEN: Final = 1_000_000

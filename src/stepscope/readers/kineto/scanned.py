@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.assembly import Codes, StringPool
-from stepscope.readers.event_names import is_annotation
-from stepscope.readers.gathering import fitting
+from stepscope.readers.gathering import Codes, StringPool, fitting
 from stepscope.readers.kineto import arguments
 from stepscope.readers.kineto.events import DECODE_ERRORS, Damage, Event, decode_events
+from stepscope.trace.naming import is_annotation
 from stepscope.trace.tables import EXCHANGE_COLUMNS
 
 try:

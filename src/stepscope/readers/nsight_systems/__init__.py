@@ -16,7 +16,6 @@ from typing import Final
 import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
-from stepscope.readers import event_names
 from stepscope.readers.gathering import EXPLANATIONS as COMMON_EXPLANATIONS
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.nsight_systems import activities
@@ -24,6 +23,7 @@ from stepscope.readers.nsight_systems import activities as others
 from stepscope.readers.nsight_systems.database import MAGIC, Database, Strings
 from stepscope.readers.nsight_systems.lanes import MOST_LANES, Lanes, Selection, TableReader
 from stepscope.readers.source import ByteSource, Reader, ReadResult
+from stepscope.trace import naming
 from stepscope.trace.metadata import Metadata, TraceWarning
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -221,9 +221,9 @@ def _meaning(name: str, emitted: bool) -> tuple[str, str]:
     """Return a range's table ("steps" if it may mark steps) and name; `emitted` if emit_nvtx wrote it."""
     if module := _MODULE.match(name):
         return "frames", f"nn.Module: {module[1]}"
-    table = event_names.host_slice_table(name)
+    table = naming.host_slice_table(name)
     if table == "frames":
-        return "frames", event_names.frame_name(name)
+        return "frames", naming.frame_name(name)
     if table in (None, "launches"):  # a range is never a device API call, whatever its name
         if may_mark_steps(name):
             return "steps", name

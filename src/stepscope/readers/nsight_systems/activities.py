@@ -8,8 +8,8 @@ from typing import Final
 
 import polars as pl
 
-from stepscope.readers import event_names
 from stepscope.readers.nsight_systems.lanes import STREAM_KEYS, TableReader
+from stepscope.trace import naming
 from stepscope.trace.tables import SCHEMAS, rows_frame
 
 RUNTIME: Final = "CUPTI_ACTIVITY_KIND_RUNTIME"
@@ -212,7 +212,7 @@ def _copy(kind: int | None, source: int | None, target: int | None) -> list[str]
 
 
 def _kernel_kind(name: str) -> str:
-    return "communication" if event_names.is_communication(name) else "compute"
+    return "communication" if naming.is_communication(name) else "compute"
 
 
 def _without_version(name: str) -> str:

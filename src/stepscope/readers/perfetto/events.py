@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers import event_names
 from stepscope.readers.assembly import Spill
 from stepscope.readers.gathering import Gathering, fitting
 from stepscope.readers.kineto.arguments import (
@@ -27,6 +26,7 @@ from stepscope.readers.kineto.arguments import (
     device_work_kind,
 )
 from stepscope.readers.perfetto.sequences import NUMBERS, Sequence, Tracks, plain
+from stepscope.trace import naming
 from stepscope.trace.tables import SCHEMAS, VOCABULARY
 
 if TYPE_CHECKING:
@@ -178,16 +178,16 @@ _TABLE_OF_CATEGORY: Final = {
 def table_of(category: str, name: str) -> tuple[str, str | None]:
     """Return a slice's table, and its kind if the table has kinds; an unknown category falls back to the name."""
     lowered = category.lower()
-    table = _TABLE_OF_CATEGORY.get(lowered) or event_names.host_slice_table(name) or "annotations"
-    if table == "operators" and lowered in OPERATOR_CATEGORIES and event_names.is_annotation(name):
+    table = _TABLE_OF_CATEGORY.get(lowered) or naming.host_slice_table(name) or "annotations"
+    if table == "operators" and lowered in OPERATOR_CATEGORIES and naming.is_annotation(name):
         table = "annotations"
     if table == "launches":
-        return table, event_names.launch_kind(name)
+        return table, naming.launch_kind(name)
     if table == "device_work":
         is_copy = lowered == "memory_copy"
-        return table, event_names.copy_kind(name) if is_copy else device_work_kind(lowered, name, None)
+        return table, naming.copy_kind(name) if is_copy else device_work_kind(lowered, name, None)
     if table == "synchronisations":
-        return table, event_names.synchronisation_kind(name)
+        return table, naming.synchronisation_kind(name)
     return table, ANNOTATION_CATEGORIES.get(lowered, "host") if table == "annotations" else None
 
 
@@ -202,7 +202,7 @@ def _percent(value: Any) -> Any:
 
 CHANGES: Final[dict[tuple[str, str], Callable[[Any], Any]]] = {
     ("device_work", "est. achieved occupancy %"): _percent,
-    ("synchronisations", "cuda_sync_kind"): lambda value: event_names.synchronisation_kind(str(value)),
+    ("synchronisations", "cuda_sync_kind"): lambda value: naming.synchronisation_kind(str(value)),
     ("memory", "Device Id"): lambda value: "cpu" if value == -1 else value,
 }
 """(table, argument name) -> function that converts the value."""

@@ -13,7 +13,6 @@ import polars as pl
 
 from stepscope.errors import NotATraceError, UnreadableTraceError
 from stepscope.files import text_of
-from stepscope.readers import event_names
 from stepscope.readers.gathering import EXPLANATIONS as COMMON
 from stepscope.readers.gathering import Gathering, warnings
 from stepscope.readers.rocprof.records import (
@@ -31,6 +30,7 @@ from stepscope.readers.rocprof.records import (
     decode_records,
 )
 from stepscope.readers.source import ByteSource, Reader, ReadResult
+from stepscope.trace import naming
 from stepscope.trace.metadata import Device, Metadata
 from stepscope.trace.model import StoreWriter
 from stepscope.trace.window import StepRange, Window
@@ -41,13 +41,6 @@ _DEVICE_MEMORY: Final = (1, 2)
 _LARGEST_BYTES: Final = {"agents": 2**22, "buffer_records": 2**22}
 """Size limits of descriptions, which take a few kilobytes but many times that once decoded."""
 _CALLS: Final = ("hip_api", "hsa_api")
-_HSA_KINDS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
-    ("synchronise", re.compile(r"signal_wait")),
-    ("copy", re.compile(r"memory_(?:async_)?copy")),
-    ("set", re.compile(r"memory_fill")),
-    ("allocate", re.compile(r"pool_(?:allocate|free)|memory_(?:allocate|free)|vmem_")),
-    ("compile", re.compile(r"executable_|code_object_")),
-)
 _FILLS: Final = "__amd_rocclr_fillBuffer"
 _RUNTIME_KERNELS: Final = (_FILLS, "__amd_rocclr_copyBuffer", "__amd_rocclr_copyImage")
 _RANGE: Final = (
@@ -264,11 +257,11 @@ _TEXTS: Final = frozenset({"kind", "device", "queue", "grid", "block", "input_sh
 @lru_cache(maxsize=4096)
 def _call_kind(name: str) -> str:
     if name.startswith("hsa_"):
-        return next((kind for kind, pattern in _HSA_KINDS if pattern.search(name)), "other")
-    return event_names.launch_kind(name)
+        return naming.first_match(naming.name_patterns("host_names.tsv")["hsa"], name) or "other"
+    return naming.launch_kind(name)
 
 
-_copy_kind = lru_cache(maxsize=4096)(event_names.copy_kind)
+_copy_kind = lru_cache(maxsize=4096)(naming.copy_kind)
 
 
 @lru_cache(maxsize=4096)
@@ -276,7 +269,7 @@ def _kernel_kind(name: str) -> str:
     """The runtime has its own kernels for fills and copies without a copy engine."""
     if name.startswith(_RUNTIME_KERNELS):
         return "set" if name.startswith(_FILLS) else "copy_on_device"
-    return "communication" if event_names.is_communication(name) else "compute"
+    return "communication" if naming.is_communication(name) else "compute"
 
 
 def _ranges(texts: list[str]) -> pl.DataFrame:
@@ -295,7 +288,7 @@ def _ranges(texts: list[str]) -> pl.DataFrame:
 
 @lru_cache(maxsize=65536)
 def _range_table(name: str, emitted: bool) -> str:
-    table = event_names.host_slice_table(name) or ("operators" if emitted else None)
+    table = naming.host_slice_table(name) or ("operators" if emitted else None)
     return table if table in ("operators", "frames") else "annotations"
 
 

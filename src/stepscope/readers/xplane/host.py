@@ -10,7 +10,6 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from stepscope.readers import event_names
 from stepscope.readers.gathering import Gathering
 from stepscope.readers.xplane.content import Content, Mask, Positions, WireError, signed, text
 from stepscope.readers.xplane.events import Batch, LineReader, Words
@@ -29,6 +28,7 @@ from stepscope.readers.xplane.meanings import (
     role_table,
 )
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
+from stepscope.trace import naming
 
 _DEVICE_ALLOCATOR: Final = re.compile(r"[A-Za-z]+_(\d+)_")
 """Device allocators, such as GPU_0_bfc; others belong to the host."""
@@ -218,7 +218,7 @@ class HostReader:
         details = batch.texts(ROLE["memcpy_details"], line.words)
         for event in chosen[details[chosen] != -1].tolist():
             copy_details = line.words.of(int(details[event])) or ""
-            kind = copied_kind(copy_details) or event_names.copy_kind(meanings.texts[int(row[event])])
+            kind = copied_kind(copy_details) or naming.copy_kind(meanings.texts[int(row[event])])
             self._facts.copies[int(calls[event])] = kind
             moved = copied_bytes(copy_details)
             if moved is not None:

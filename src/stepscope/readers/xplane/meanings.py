@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.resources import files
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers import event_names
-from stepscope.readers.assembly import StringPool
+from stepscope.readers.gathering import StringPool
 from stepscope.readers.xplane.content import Mask, Positions
 from stepscope.readers.xplane.events import Batch, Words
 from stepscope.readers.xplane.plane import EventName, Plane, Programs
+from stepscope.trace import naming
 from stepscope.trace.naming import first_match, name_patterns
 
 HOST_PLANES: Final = re.compile(r"/host:(?!metadata)")
@@ -71,14 +72,14 @@ class HostName(NamedTuple):
 def host_name(name: str, on_python_thread: bool) -> HostName:
     """Return the table of a host event, and its name there."""
     if name.startswith("$"):
-        return HostName("frames", event_names.frame_name(name).removeprefix("$"))
+        return HostName("frames", naming.frame_name(name).removeprefix("$"))
     if _SYNCHRONISING.match(name):
         return HostName("launches", name, "synchronise")
     if _ENQUEUEING.match(name):
         return HostName("launches", name, "launch")
-    table = event_names.host_slice_table(name)
+    table = naming.host_slice_table(name)
     if table == "launches":
-        return HostName(table, name, event_names.launch_kind(name))
+        return HostName(table, name, naming.launch_kind(name))
     if table is not None and table != "operators":
         return HostName(table, name)
     if on_python_thread and not _XLA.match(name):
@@ -126,7 +127,7 @@ def device_operation(name: str, category: str) -> DeviceOperation:
     if _ASYNCHRONOUS_COPY.match(opcode):
         return DeviceOperation(_copy_direction(name), is_handle=True)
     collective = first_match(name_patterns("collectives.tsv")["XLA"], opcode) or None
-    if collective or event_names.is_communication(opcode):
+    if collective or naming.is_communication(opcode):
         if collective in ("send", "recv") and "is_host_transfer=true" in name:
             return DeviceOperation("copy_out" if collective == "send" else "copy_in")
         group, size = _group(name)
@@ -252,39 +253,7 @@ def is_enqueueing(name: str) -> bool:
     return _ENQUEUEING.match(name) is not None
 
 
-# fmt: off
-LIBRARY_FILES: Final = frozenset({
-    "_dtype.py", "_methods.py", "abstract_arrays.py", "ad.py", "ad_checkpoint.py", "ad_util.py", "alias.py",
-    "ann.py", "api.py", "api_util.py", "array.py", "array_api_metadata.py", "array_constructors.py",
-    "array_creation.py", "array_methods.py", "arrayprint.py", "attention.py", "base.py", "basearray.py",
-    "batching.py", "blocked_sampler.py", "buffer_callback.py", "cache_key.py", "callback.py", "checkify.py",
-    "cloud_tpu_init.py", "combine.py", "compilation_cache.py", "compilation_cache_interface.py", "compiler.py",
-    "compute_on.py", "config.py", "convolution.py", "core.py", "cost_estimate.py", "custom_api_util.py",
-    "custom_batching.py", "custom_derivatives.py", "custom_partitioning.py",
-    "custom_partitioning_sharding_rule.py", "debugging.py", "deprecations.py", "discharge.py", "dispatch.py",
-    "distributed.py", "dlpack.py", "dtypes.py", "earray.py", "effects.py", "einshape.py", "einsum.py",
-    "environment_info.py", "error.py", "error_check.py", "errors.py", "eval_jaxpr.py", "ffi.py", "fft.py",
-    "flatten_util.py", "fromnumeric.py", "frozen_dict.py", "functions.py", "hardware_utils.py",
-    "hashable_array.py", "helpers.py", "hijax.py", "hlo_interpreter.py", "index_tricks.py", "indexing.py",
-    "initializers.py", "integrate.py", "jaxpr_util.py", "lax.py", "lax_numpy.py", "lax_reference.py",
-    "layout.py", "lazy_loader.py", "lift.py", "linalg.py", "linear.py", "linear_util.py", "literals.py",
-    "logging_config.py", "lru_cache.py", "mesh.py", "mesh_utils.py", "mlir.py", "module.py", "monitoring.py",
-    "mosaic_gpu.py", "mpmd.py", "multiarray.py", "named_sharding.py", "ndimage.py", "normalization.py",
-    "numeric.py", "numerics.py", "op_shardings.py", "other.py", "pallas_call.py", "parallel.py",
-    "parallel_loader.py", "partial_eval.py", "partition.py", "partition_spec.py", "path.py", "philox2x32.py",
-    "philox4x32.py", "pickle_util.py", "pjit.py", "pmap.py", "polynomial.py", "pretty_printer.py",
-    "primitives.py", "prng.py", "profiler.py", "public_test_util.py", "pxla.py", "rbg.py", "reductions.py",
-    "ref.py", "remat.py", "scalar_types.py", "scaled_dot.py", "scope.py", "setops.py", "shape_base.py",
-    "shard_alike.py", "shard_map.py", "sharding.py", "sharding_impls.py", "signal.py", "slicing.py",
-    "sorting.py", "source_info_util.py", "sourcemap.py", "special.py", "stages.py", "stateful_rng.py",
-    "stochastic.py", "struct.py", "tensor_contractions.py", "test_loader.py", "test_multiprocess.py",
-    "test_util.py", "test_warning_util.py", "threefry2x32.py", "threefry4x32.py", "tpu_custom_call.py",
-    "traceback_util.py", "train_state.py", "transform.py", "tree.py", "tree_util.py", "triton.py", "types.py",
-    "typing.py", "ufunc_api.py", "ufuncs.py", "update.py", "util.py", "utils.py", "vectorize.py",
-    "window_functions.py", "windowed_reductions.py", "xla_bridge.py", "xla_builder.py", "xla_metadata.py",
-    "xla_metadata_lib.py", "xla_model.py", "xla_transform.py",
-})
-# fmt: on
+LIBRARY_FILES: Final = frozenset(files("stepscope").joinpath("data/xla_library_files.txt").read_text("utf-8").split())
 """Source file names of JAX, Flax, Optax, NumPy and torch_xla."""
 
 
@@ -401,7 +370,7 @@ class UnclearFiles:
 
     def told(self, name: str) -> HostFrame:
         """Parse a frame "file(line): function", and resolve its file if possible."""
-        file, line, function, _ = event_names.frame(name)
+        file, line, function, _ = naming.frame(name)
         if file is None or line is None or "/" in file:
             return HostFrame(name, file, line, function)
         paths = self._paths.get(file, set())

@@ -2,7 +2,6 @@
 
 server.py    `start_server()` and the service that carries out requests
 http.py      its HTTP server, closed to strangers and to web pages
-requests.py  the same requests as files of a run folder
-protocol.py  the requests, and the files by which clients find agents
+protocol.py  the requests, also as files of a run folder, and the files by which clients find agents
 client.py    the client of one agent; targets.py finds the agents that a user means
 """

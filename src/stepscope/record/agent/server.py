@@ -40,9 +40,9 @@ from stepscope.record.agent.protocol import (
     CaptureOrder,
     Refusal,
     Reply,
+    RequestFolder,
     decoded,
 )
-from stepscope.record.agent.requests import RequestFolder
 from stepscope.record.captures import CaptureHandle, CaptureRequest
 from stepscope.record.controller import StepController
 from stepscope.record.manifest import rank_and_world_size

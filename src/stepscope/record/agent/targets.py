@@ -16,8 +16,7 @@ import msgspec
 from stepscope.errors import AgentError, UsageError
 from stepscope.record.agent.client import AgentClient, HttpTransport
 from stepscope.record.agent.http import is_loopback
-from stepscope.record.agent.protocol import AgentFile, agent_at, agent_of_process, agents_in, user_agents
-from stepscope.record.agent.requests import FileTransport
+from stepscope.record.agent.protocol import AgentFile, FileTransport, agent_at, agent_of_process, agents_in, user_agents
 from stepscope.record.run_folder import RunFolder
 
 FindRun = Callable[[str], "RunFolder | None"]
@@ -58,7 +57,7 @@ def clients_for(target: str, *, find_run: FindRun, token: str | None, through_fi
         return [_at(address, token)]
     run = find_run(target)
     if run is not None:
-        return _of_run(run, token)
+        return [_client(agent, f"rank {agent.rank}", token, run.path) for agent in _agents_of(run)]
     if target.isascii() and target.isdigit():
         return [_of_process(int(target), token)]
     raise UsageError(
@@ -82,10 +81,6 @@ def _through_files(target: str, run: RunFolder | None) -> list[AgentClient]:
         AgentClient(FileTransport(run.requests, agent.rank), f"rank {agent.rank}", rank=agent.rank, run=run.path)
         for agent in _agents_of(run)
     ]
-
-
-def _of_run(run: RunFolder, token: str | None) -> list[AgentClient]:
-    return [_client(agent, f"rank {agent.rank}", token, run.path) for agent in _agents_of(run)]
 
 
 def _agents_of(run: RunFolder) -> list[AgentFile]:

@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from stepscope.readers.event_names import host_slice_table
 from stepscope.readers.perfetto.events import ANNOTATIONS, MEMORY_NAME, category
 from stepscope.report.exports.chrome import by_value, identifier
 from stepscope.report.tables import parts
 from stepscope.trace import Trace
 from stepscope.trace.metadata import Device
+from stepscope.trace.naming import host_slice_table
 from stepscope.trace.nesting import Rows, parents
 from stepscope.trace.protobuf_fields import beginning, double, fixed64, message, text, varint, whole
 from stepscope.trace.tables import SCHEMAS, SLICE_TABLES

@@ -226,10 +226,7 @@ def read_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _parsed(path: Path, data: bytes) -> Any:
-    try:
-        import yaml
-    except ImportError as error:
-        raise UsageError(f"sweep files need PyYAML: pip install pyyaml ({error})") from error
+    import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
         """Loads plain values only; see the module."""

@@ -1,6 +1,7 @@
-"""The source text that is kept with a recording's lines, and where those lines are in a later text.
+"""The lines of the user's code that its threads executed, as kept in a file beside the trace; their files' text, which
+is kept with them, and where those lines are in a later text.
 
-The user's process packs it, so that this module has few imports.
+The user's process writes it, so that this module has few imports.
 """
 
 from __future__ import annotations
@@ -18,8 +19,133 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+import xxhash
+
 from stepscope.errors import UnreadableTraceError
-from stepscope.trace.program_facts import lines_path, read_lines
+from stepscope.files import whole_file
+
+VERSION: Final = 1
+SUFFIX: Final = ".lines"
+MODULE_LEFT: Final = -1
+_HEADING: Final = b"stepscope lines\n"
+_BEGIN: Final = len(_HEADING) + 16
+"""Offset of the records, after a 128-bit checksum."""
+_LARGEST_FILE: Final = 2**30
+_LATEST_NS: Final = 2**62
+_LARGEST_LINE: Final = 2**31
+_LONGEST_NAME: Final = 4096
+LONGEST_MODULE: Final = 1000
+"""Maximum characters in a module's path."""
+DEEPEST_MODULE: Final = 100
+"""Maximum nesting depth of modules."""
+
+
+class Location(msgspec.Struct, array_like=True, frozen=True):
+    """A line of the user's code, with its file and function."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadLines(msgspec.Struct):
+    """The lines of the user's code that one thread ran.
+
+    Attributes:
+        thread: the operating system's id of the thread.
+        times: start times, nanoseconds since 1970 as little-endian int64, ascending.
+        locations: indices into `LineRecords.locations`, little-endian int32; -1 outside the user's code.
+        module_times: times when module calls started and ended, in the format of `times`.
+        modules: indices into `LineRecords.modules`, little-endian int32; MODULE_LEFT where a call ended.
+    """
+
+    thread: int
+    times: bytes
+    locations: bytes
+    module_times: bytes = b""
+    modules: bytes = b""
+
+
+class LineRecords(msgspec.Struct, kw_only=True):
+    """The content of a line file.
+
+    Attributes:
+        process: the operating system's id of the process.
+        start_unix_ns, end_unix_ns: bounds of the recording of lines.
+        problem: why lines were not recorded, or not to the end.
+        evaluating: indices in `modules` of calls in evaluation mode.
+        module_functions: for each of `modules`, its `forward` as "file:line function"; "" if it is torch's or no
+            library's.
+        sources: text of the files that `locations` names, see `packed_sources`.
+    """
+
+    version: int = VERSION
+    process: int
+    start_unix_ns: int
+    end_unix_ns: int
+    locations: list[Location]
+    threads: list[ThreadLines]
+    problem: str | None = None
+    modules: list[str] = []
+    evaluating: list[int] = []
+    module_functions: list[str] = []
+    sources: dict[str, bytes] = {}
+
+
+def lines_path(trace: str | Path) -> Path:
+    path = Path(trace)
+    return path.with_name(path.name + SUFFIX)
+
+
+def write_lines(records: LineRecords | None, trace: Path) -> None:
+    """Write the line file beside a trace file, complete or not at all; None removes an existing one."""
+    path = lines_path(trace)
+    if records is None:
+        path.unlink(missing_ok=True)
+        return
+    content = msgspec.msgpack.encode(records)
+    with whole_file(path, private=True) as file:
+        file.write(_HEADING + xxhash.xxh3_128_digest(content) + content)
+
+
+def read_lines(path: Path) -> LineRecords:
+    """Read a line file; raise UnreadableTraceError if it is damaged, or of a newer version."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise UnreadableTraceError(f"{path} is larger than any line file")
+        content = path.read_bytes()
+        if content.startswith(_HEADING):
+            content, checksum = content[_BEGIN:], content[len(_HEADING) : _BEGIN]
+            if checksum != xxhash.xxh3_128_digest(content):
+                raise UnreadableTraceError(f"{path} is damaged: it has changed since it was written")
+        records = msgspec.msgpack.decode(content, type=LineRecords)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UnreadableTraceError(f"{path} contains no readable lines: {error}") from error
+    if records.version > VERSION:
+        raise UnreadableTraceError(f"{path} was written by a newer stepscope (version {records.version})")
+    wrong = _damage(records)
+    if wrong is not None:
+        raise UnreadableTraceError(f"{path} is damaged: {wrong}")
+    return records
+
+
+def _damage(records: LineRecords) -> str | None:
+    """A description of content that no recording writes, or None."""
+    for thread in records.threads:
+        if len(thread.times) % 8 or len(thread.times) // 8 * 4 != len(thread.locations):
+            return "times and locations of a thread differ in number"
+        if len(thread.module_times) % 8 or len(thread.module_times) // 8 * 4 != len(thread.modules):
+            return "times and modules of a thread differ in number"
+    if not (0 <= records.start_unix_ns < _LATEST_NS and 0 <= records.end_unix_ns < _LATEST_NS):
+        return "it does not say when lines were recorded"
+    for place in records.locations:
+        if not 0 <= place.line < _LARGEST_LINE or max(len(place.file), len(place.function)) > _LONGEST_NAME:
+            return "a line number or a name is too large"
+    if any(len(name) > LONGEST_MODULE or name.count(".") > DEEPEST_MODULE for name in records.modules):
+        return "a module's name is too long or too deep"
+    return None
+
 
 LARGEST_BYTES: Final = 1 << 20
 """The largest file that is kept."""

@@ -11,9 +11,16 @@ import pytest
 
 from stepscope.record.recorder import _keep_sources
 from stepscope.record.run_process import RUN_OPTIONS
-from stepscope.trace import source_text
-from stepscope.trace.program_facts import LineRecords, Location, write_lines
-from stepscope.trace.source_text import LARGEST_BYTES, kept_source, packed_sources, unpacked
+from stepscope.trace import line_records
+from stepscope.trace.line_records import (
+    LARGEST_BYTES,
+    LineRecords,
+    Location,
+    kept_source,
+    packed_sources,
+    unpacked,
+    write_lines,
+)
 
 LATER = 2**61
 
@@ -63,7 +70,7 @@ def test_only_small_regular_files_that_the_program_can_have_read(
 
     assert list(packed_sources([*map(str, files), "nul\0.py"], begin)) == [str(good)]
     assert not packed_sources([str(good)], begin - 1)
-    monkeypatch.setattr(source_text, "MOST_BYTES", 10)
+    monkeypatch.setattr(line_records, "MOST_BYTES", 10)
     assert list(packed_sources([str(good), str(newer)], LATER)) == [str(good)]
 
 
