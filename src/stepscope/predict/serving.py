@@ -482,10 +482,12 @@ class _Pass:
         rows = float(self.tokens * model.hidden)
         yield _Operation("embedding", "embedding", self.types.states, 1, 2.0 * states, columns=rows)
         yield self._streamed("norm", 2 * model.layers + 1, 4 * states)  # with the sum before it
+        yield from self._quantised(model.hidden, model.layers)
         yield self._product("qkv", self.tokens, heads + 2 * keys, model.hidden, model.layers)
         yield self._streamed("rotary", model.layers, 2 * self.tokens * (heads + keys) * size)
         yield self._streamed("cache", model.layers, 2 * self.tokens * keys * (size + BYTES[self.types.cache]))
         yield self._attention(heads, keys)
+        yield from self._quantised(heads, model.layers)
         yield self._product("projection", self.tokens, model.hidden, heads, model.layers)
         yield from self._feed_forward()
         last = self.request.batch
@@ -535,10 +537,18 @@ class _Pass:
         model, rows = self.model, self.tokens if rows is None else rows
         inside = width / self.request.devices
         wide = inside * (2 if model.gated else 1)
+        yield from self._quantised(model.hidden, layers, batch * rows)
         yield self._product(f"{name}up", rows, wide, model.hidden, layers, batch=batch)
         moved = batch * rows * (wide + inside) * BYTES[self.types.states]
         yield self._streamed(f"{name}act", layers, moved)
+        yield from self._quantised(inside, layers, batch * rows)
         yield self._product(f"{name}down", rows, model.hidden, inside, layers, batch=batch)
+
+    def _quantised(self, inner: float, layers: int, rows: float | None = None) -> Iterator[_Operation]:
+        """The kernel that brings a product's input into fp8."""
+        if self.types.products == "fp8":
+            numbers = (self.tokens if rows is None else rows) * inner
+            yield self._streamed("quantisation", layers, numbers * (BYTES[self.types.states] + BYTES["fp8"]))
 
     def _streamed(self, name: str, times: float, moved: float) -> _Operation:
         """An engine's own kernel that passes over its numbers once, such as one that adds and normalises.
