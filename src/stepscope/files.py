@@ -360,3 +360,13 @@ def to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@cache
+def shipped(table: str, kind: type[_T]) -> _T:
+    """A table in TOML that ships with the package, of its folder `data`."""
+    from importlib.resources import files
+
+    import msgspec
+
+    return msgspec.toml.decode(files("stepscope").joinpath("data", table).read_bytes(), type=kind)
