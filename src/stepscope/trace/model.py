@@ -405,7 +405,6 @@ def _parts(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         yield frame.slice(first, PART_ROWS)
 
 
-_FIRST_WITH_CONTENTS: Final = 2
 _opened: Final[set[Path]] = set()
 """Stores opened by this process, whose files are checked again if a table cannot be read later."""
 
@@ -421,8 +420,6 @@ def open_store(directory: Path) -> Trace:
     Raises UnreadableTraceError if there is no store, its manifest is damaged, or its version is newer.
     """
     manifest = _manifest(directory)
-    if manifest.version < _FIRST_WITH_CONTENTS and not (directory / CONTENTS).exists():
-        return _trace(directory, manifest, None, None)
     contents = _contents(directory)
     _compare(directory, contents, [MANIFEST])
     _opened.add(directory)
