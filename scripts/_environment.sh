@@ -55,7 +55,8 @@ require_python() {
             "install it (on Debian and Ubuntu: apt-get install python3-venv)."
 }
 
-# install_package runtime|dev: what pip says is shown only when it fails.
+# install_package runtime|dev: what pip says is shown only when it fails. Most modules are never imported, and compiling
+# all of them takes a minute.
 install_package() {
     local requirement=$repository what="stepscope" log=$environment/install.log
     if [ "$1" = dev ]; then
@@ -64,7 +65,7 @@ install_package() {
     fi
     printf 'Installing %s into .venv; later runs reuse it.\n' "$what" >&2
     echo unfinished >"$stamp"
-    if ! "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-input \
+    if ! "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile \
         --editable "$requirement" >"$log" 2>&1; then
         cat "$log" >&2
         fail "pip could not install $what into .venv; what it said stands above."
@@ -87,7 +88,7 @@ prepare_jax_environment() {
         # An old pip (23.0, of Python 3.10) searches the many requirements of xprof for more than ten minutes.
         if ! { "$environment/bin/python" -m venv "$place" &&
             "$place/bin/python" -m pip install --quiet --no-input --retries 1 --upgrade pip &&
-            "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --retries 1 \
+            "$place/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --retries 1 --no-compile \
                 --editable "$repository[jax-tests]"; } >"$repository/.venv-jax.log" 2>&1; then
             echo "JAX could not be installed, so its tests are skipped; $repository/.venv-jax.log says why." >&2
             return

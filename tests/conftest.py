@@ -17,9 +17,10 @@ from stepscope.diagnosis.finding import Finding
 from stepscope.diagnosis.rule import Found, Limits, Rule
 from stepscope.diagnosis.view import View
 from tests.claims import unsupported
+from tests.tries import tries
 
 # A busy machine is no fault of the code. In CI the inputs are the same each time; everyone else tries new ones.
-settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile("here", deadline=None, derandomize=bool(os.environ.get("CI")), max_examples=tries(100))
 settings.load_profile("here")
 
 _SLOW_FOLDERS: Final = ("e2e", "fuzz", "golden", "guest", "property", "zoo")

@@ -60,7 +60,7 @@ FAST: Final = REPOSITORY / "tests" / "fixtures" / "gpt2_batched_loss_cpu.json.gz
 
 def _part(source: type, *names: str, called: str = "") -> Any:
     """Fields and properties of a class by name; by default all its fields."""
-    hints = get_type_hints(source, localns={"Unreadable": diagnosis.Unreadable})  # not imported where it is only a type
+    hints = get_type_hints(source, localns={"Unreadable": finding.Unreadable})  # not imported where it is only a type
     names = names or tuple(field.name for field in dataclasses.fields(source))
     types = {name: hints.get(name) or get_type_hints(vars(source)[name].fget)["return"] for name in names}
     return TypedDict(called or source.__name__, types)
@@ -128,11 +128,11 @@ class Steps(TypedDict):
     typical_ns: int
     mean_ns: int
     median_ns: int
-    set_apart: list[diagnosis.SetApart]
+    set_apart: list[finding.SetApart]
     list: _rows(_DIAGNOSED.steps.schema)
 
 
-class Accounting(_part(diagnosis.StepTime, "device", "window", "window_ns", "busy_ns", "backlog_ns")):
+class Accounting(_part(finding.StepTime, "device", "window", "window_ns", "busy_ns", "backlog_ns")):
     idle: _rows({name: kind for name, kind in _DIAGNOSED.idle.schema.items() if name != "device"})
 
 
@@ -212,7 +212,7 @@ class Diagnosis(
     serving: NotRequired[ServingSummary]
     applied: NotRequired[list[str]]
     energy: NotRequired[TraceEnergy]
-    unreadable: NotRequired[list[diagnosis.Unreadable]]
+    unreadable: NotRequired[list[finding.Unreadable]]
 
 
 class RankClock(TypedDict):
@@ -250,7 +250,7 @@ class Ranks(Document):
     across_ranks: list[Finding]
     exchanges: _rows(EXCHANGE_SCHEMA)
     clocks: list[RankClock]
-    unreadable: list[diagnosis.Unreadable]
+    unreadable: list[finding.Unreadable]
 
 
 _COSTS: Final = ("basis", "steps", "total_ns", "attributed_ns", "idle_ns")
@@ -450,10 +450,11 @@ class Predict(
     trace: TraceName
     steps: ReplayedSteps
     step_ns: float
+    steady_step_ns: float
     memory: MemoryNeed
     range_holds: float | None
     predictions: list[Prediction]
-    unreadable: list[diagnosis.Unreadable]
+    unreadable: list[finding.Unreadable]
     sentences: list[Prose]
     scaling: NotRequired[list[Scaling]]
 
@@ -538,7 +539,7 @@ class Plan(Document, _part(plan.Plan, "without_price", "notes")):
     sentences: list[Prose]
     machines: list[Machine]
     left_out: list[plan.Refused]
-    unreadable: list[diagnosis.Unreadable]
+    unreadable: list[finding.Unreadable]
 
 
 class Peak(TypedDict):
@@ -847,7 +848,7 @@ class LoggedCollectives(TypedDict):
     ranks: list[LoggedRank]
     exchanges: _rows(desync.RATE_SCHEMA)
     slow_groups: list[SlowGroup]
-    unreadable: list[diagnosis.Unreadable]
+    unreadable: list[finding.Unreadable]
 
 
 class Collectives(Document):

@@ -19,7 +19,7 @@ from tests.browser import Browser
 from tests.e2e.conftest import environment
 
 START_S: Final = 60.0
-SETTLED_S: Final = 20.0
+SETTLED_S: Final = 60.0
 
 
 class Page:

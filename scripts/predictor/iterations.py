@@ -137,7 +137,7 @@ def _ratios(folder: Path, graph: Iteration, donor: str, gpu: str, predict: Predi
     source, target = public_device(donor), public_device(gpu)
     here, there = (measured_device(folder, one) for one in (donor, gpu))
     own = predict(graph.operations, source)
-    weight = graph.repeats * _donor_ns(graph, latencies(folder, donor, graph.config), own)
+    weight = graph.repeats * donor_ns(graph, latencies(folder, donor, graph.config), own)
     learned_ratio = predict(graph.operations, target) / own
     sustained = predict(graph.operations, there) / predict(graph.operations, here)
     return {
@@ -153,7 +153,7 @@ def _mean_ratio(weight: Numbers, ratio: Numbers) -> float:
     return float(weight @ ratio / weight.sum())
 
 
-def _donor_ns(graph: Iteration, timed: dict[tuple[str, str], float], own: Numbers) -> Numbers:
+def donor_ns(graph: Iteration, timed: dict[tuple[str, str], float], own: Numbers) -> Numbers:
     """What each operation took on the donor: a node's latency without the host's part, shared out as predicted."""
     together: dict[tuple[str, str], float] = {}
     for place, ns in zip(graph.places, own.tolist(), strict=True):

@@ -19,7 +19,7 @@ from scipy.optimize import least_squares
 
 from scripts.predictor.accuracy import Accuracy, mean_error
 from scripts.predictor.timings import DEVICES, Numbers, VectorTimings, public_device, vector_timings, wave_ratio
-from stepscope.machine.devices import DevicePeaks, device_table
+from stepscope.machine.devices import DevicePeaks, device_table, is_nvidia
 from stepscope.predict.memory_times import (
     KERNEL_NS,
     KERNELS,
@@ -229,8 +229,17 @@ def smallest_launch_ns(timings: VectorTimings, gpu: str) -> float:
 
 
 def with_bands(model: MemoryModel, timings: VectorTimings, folder: Path) -> MemoryModel:
-    """The model with the factors that hold nine of ten timings of held-out GPUs, for each knowledge of the device."""
+    """The model with the factors that hold nine of ten timings of held-out GPUs, for each knowledge of the device.
+
+    What moves along lines is as fast as the memory: devices whose bandwidth others measured count as much as GPUs.
+    """
     found: dict[tuple[int, int, int], list[Numbers]] = {}
+    for device in measured_by_others():
+        for known, name in ((1, device.architecture), (2, "")):
+            one = replace(device, sustained_bandwidth_bytes_s=None, architecture=name)
+            ratio = np.array([bandwidth_of(one, model)[1] / (device.sustained_bandwidth_bytes_s or np.nan)])
+            for place in range(len(SHORT_BANDS), len(SIZES_NS) + 1):
+                found.setdefault((known, 0, place), []).append(ratio)
     for gpu in GPUS:
         mine = timings.select(timings.gpu == gpu)
         others, host = fit(timings.select(timings.gpu != gpu), folder)
@@ -290,13 +299,18 @@ def validate(folder: Path, *, quick: bool = False) -> list[Accuracy]:
     return [*found, *_bandwidths(fit(timings, folder, every=8)[0])]
 
 
+def measured_by_others(*, is_nvidias: bool = True) -> list[DevicePeaks]:
+    """Devices of the table that are in no timings, but whose bandwidth others measured."""
+    timed = {public_device(gpu).name for gpu in GPUS}
+    known = [one for one in device_table() if one.sustained_bandwidth_bytes_s and one.name not in timed]
+    return [one for one in known if is_nvidia(one) or not is_nvidias]
+
+
 def _bandwidths(model: MemoryModel) -> list[Accuracy]:
     """Of devices that are in no timings, the bandwidth that others measured, against what their makers' peaks tell."""
-    found, timed = [], {public_device(gpu).name for gpu in GPUS}
-    for device in device_table():
-        measured = device.sustained_bandwidth_bytes_s
-        if measured is None or device.name in timed:
-            continue
+    found = []
+    for device in measured_by_others(is_nvidias=False):
+        measured = device.sustained_bandwidth_bytes_s or np.nan
         _, learned = bandwidth_of(replace(device, sustained_bandwidth_bytes_s=None), model)
         for method, rate in ((PUBLIC, learned), ("roofline", float(device.bandwidth_bytes_s))):
             # An operation's time is off by as much as one over the bandwidth.

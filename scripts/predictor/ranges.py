@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python -m scripts.predictor.ranges FOLDER TRACES [--write]
 
 FOLDER holds the published timings, TRACES public traces. A case's score is how many of its band's half-widths lie
-between prediction and measurement (Romano, Patterson and Candès, 2019, for bands that differ from case to case), and
-a kind's width is what four of five scores do not exceed, each GPU counting as much as another. Widths are printed
-with the share of cases that they hold, nested: the width is chosen by the other GPUs' cases, of models that saw
-neither. With --write they become `src/stepscope/data/ranges.csv`, by all GPUs' cases. GPUs outside of the timings are
-only tested.
+between prediction and measurement (Romano, Patterson and Candès, 2019, for bands that differ from case to case). Cases
+of one GPU err alike, so the GPU is the unit, and there are few: one case is drawn from each (Dunn, Wasserman and
+Ramdas, 2023), which `width_of` explains. Widths are printed with the share of cases that they hold, nested: the width
+is chosen by the other GPUs' cases, of models that saw neither. With --write they become
+`src/stepscope/data/ranges.csv`, by all GPUs' cases. GPUs outside of the timings are only tested.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Final
@@ -24,18 +25,26 @@ import numpy as np
 import polars as pl
 
 from benchmarks.unmeasured_makers import SHORTEST_NS, predicted_operators, trace_paths
-from scripts.predictor import matrix, matrix_timings
-from scripts.predictor.graphs import Iteration, derived_iteration, iterations
-from scripts.predictor.iterations import GPUS, learned_models
-from scripts.predictor.timings import Numbers, public_device, vector_timings
+from scripts.predictor import convolution, matrix, matrix_timings, memory
+from scripts.predictor.graphs import Iteration, derived_iteration, iterations, latencies
+from scripts.predictor.iterations import GPUS, donor_ns, learned_models
+from scripts.predictor.timings import Numbers, public_device, vector_operations, vector_timings
 from scripts.predictor.unseen import CASES, NAMES
 from stepscope.errors import StepscopeError
 from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device
 from stepscope.predict import matrix_times, memory_times
-from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
+from stepscope.predict.operation_times import (
+    LONG_LOSS,
+    convolution_times,
+    guessed_band,
+    operation_times,
+    shipped_convolution_model,
+    sustained_ns,
+)
 from stepscope.predict.operations import UNMEASURED, Operations, OperationTimes
 from stepscope.predict.ranges import GUESSED, HELD, HOST, STEP, half_widths, joint_band, step_band
 from stepscope.predict.trace_operations import different_calls
+from stepscope.predict.work_times import are_alike, ratios_of
 from stepscope.readers import open_trace
 from stepscope.whatif.experiment import Experiment
 
@@ -43,8 +52,7 @@ DATA: Final = Path(__file__).resolve().parents[2] / "src" / "stepscope" / "data"
 LONG_NS: Final = 100_000.0
 """What is shorter consists of the launch, in these timings."""
 FEWEST: Final = 3  # devices whose recordings tell the width of a kind that was not timed
-TIMED: Final = ("matrix", "elementwise", "normalisation", "softmax", "convolution", "attention")
-"""Kinds whose bands traces do not tell: they were timed, or bands differ by far more than what they hold."""
+DRAWS: Final = 2000
 _EVERY: Final = 20
 CASE: Final = ("gpu", "model", "mode", "length", "batch", "iteration_ms")
 Predict = Callable[[Operations, DevicePeaks], OperationTimes]
@@ -52,15 +60,27 @@ Predict = Callable[[Operations, DevicePeaks], OperationTimes]
 
 def without(folder: Path, gpus: set[str]) -> Predict:
     """Predicts as `operation_times` does, from models that never saw these GPUs; bands are the shipped ones."""
-    of_products, memory = learned_models(folder, gpus)
+    of_products, traffic = learned_models(folder, gpus)
     shipped = matrix_times.shipped_model()
-    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.tiles)
-    traffic = replace(memory, bands=memory_times.shipped_model().bands)
+    assert isinstance(of_products.law, matrix_times.TileLaw)
+    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.law)
+    traffic = replace(traffic, bands=memory_times.shipped_model().bands)
+    others = {gpu: of_gpu for gpu, of_gpu in convolution.timings(folder, every=4).items() if gpu not in gpus}
+    convolutions = convolution.fit(others, {gpu: convolution.measured_device(folder, gpu) for gpu in others})
+    convolutions = replace(convolutions, band=shipped_convolution_model().band)
+
+    others_times = {
+        "matrix": partial(matrix_times.matrix_times, model=products),
+        "convolution": partial(convolution_times, model=convolutions),
+    }
 
     def predict(operations: Operations, device: DevicePeaks) -> OperationTimes:
         found = memory_times.memory_times(operations, device, traffic)
-        mine = operations.kind == "matrix"
-        return found.replaced(mine, matrix_times.matrix_times(operations.select(mine), device, products))
+        for kind, times in others_times.items():
+            mine = operations.kind == kind
+            if mine.any():
+                found = found.replaced(mine, times(operations.select(mine), device))
+        return found
 
     return predict
 
@@ -71,11 +91,14 @@ def measured(folder: Path, gpu: str) -> Iterator[tuple[Operations, Numbers]]:
     products = products.select(np.arange(0, len(products.latency_ns), _EVERY))
     vectors = vector_timings(folder, every=_EVERY)
     vectors = vectors.select(vectors.gpu == gpu)
-    least = float(vectors.latency_ns.min())
-    for operations, latency in (
+    host = memory.fit_host(vectors, [gpu])
+    found = [
         (products.operations, products.latency_ns - matrix.BEFORE_SHARE * products.host_ns),
-        (vectors.operations, vectors.latency_ns - least),
-    ):
+        (vectors.operations, host.kernel(vectors.latency_ns, vectors.operator, host.floors[gpu])),
+    ]
+    if gpu in convolution.GPUS:
+        found.append(convolution.timings(folder, every=_EVERY)[gpu])
+    for operations, latency in found:
         long = latency > LONG_NS
         yield operations.select(long), latency[long]
 
@@ -87,28 +110,47 @@ def distances(ns: Numbers, expected: Numbers, low: Numbers, high: Numbers, *, is
     return np.asarray(np.abs(error) / np.where(error < 0, below, above))
 
 
-def scores_of_kinds(folder: Path, gpu: str, predict: Predict) -> dict[str, Numbers]:
-    """Of single operations on a GPU, by kind."""
-    found: dict[str, list[Numbers]] = {}
+def scores_of_kinds(folder: Path, gpu: str, predict: Predict) -> tuple[dict[str, Numbers], dict[str, float]]:
+    """Of single operations on a GPU, by kind, and the median half-width of their bands."""
+    scores: dict[str, Numbers] = {}
+    bands: dict[str, float] = {}
     for operations, latency in measured(folder, gpu):
         times = predict(operations, public_device(gpu))
-        scores = distances(latency, times.ns, times.low_ns, times.high_ns)
+        found = distances(latency, times.ns, times.low_ns, times.high_ns)
+        half, _ = half_widths(times.ns, times.low_ns, times.high_ns, np.zeros(len(found), np.bool_))
         for kind in np.unique(operations.kind).tolist():
-            found.setdefault(kind, []).append(scores[(operations.kind == kind) & np.isfinite(scores)])
-    return {kind: np.concatenate(parts) for kind, parts in found.items()}
+            mine = (operations.kind == kind) & np.isfinite(found)
+            scores[kind], bands[kind] = found[mine], float(np.median(half[mine]))
+    return scores, bands
+
+
+def scores_of_bandwidths(predict: Predict) -> dict[str, Numbers]:
+    """What moves along lines is as fast as the memory: a case of each device whose bandwidth others measured."""
+    copy = vector_operations(np.array([memory.COPY]), np.ones(1), np.array([1e8]))
+    found = {}
+    for device in memory.measured_by_others():
+        times = predict(copy, replace(device, sustained_bandwidth_bytes_s=None))
+        found[device.name] = distances(predict(copy, device).ns, times.ns, times.low_ns, times.high_ns)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Whole iterations on one GPU, and what each of their operations takes by models that never saw it."""
+    """Whole iterations on one GPU, and what each of their operations takes by models that never saw it.
+
+    Attributes:
+        loss: of long ones, as `sustained_ns` has it.
+    """
 
     measured_ns: list[float]
     graphs: list[Iteration]
     times: list[OperationTimes]
+    loss: float = LONG_LOSS
 
     def ranges(self, widths: Mapping[str, float]) -> Numbers:
         """Shape (iterations, 3): nanoseconds at the low end, expected and at the high end; without widths, of bands."""
-        return np.array([_range(graph, times, widths) for graph, times in zip(self.graphs, self.times, strict=True)])
+        sums = [_range(graph, times, widths) for graph, times in zip(self.graphs, self.times, strict=True)]
+        return np.array([[sustained_ns(ns, self.loss) for ns in ends] for ends in sums])
 
     def scores(self, widths: Mapping[str, float]) -> Numbers:
         """Of the iterations in their ranges, with STEP's width of 1."""
@@ -126,8 +168,7 @@ def _range(graph: Iteration, found: OperationTimes, widths: Mapping[str, float])
         if widths
         else joint_band(ns, low, high, kinds, calls, rows)
     )
-    low, high = together
-    return sustained_ns(float(low.sum())), sustained_ns(float(ns.sum())), sustained_ns(float(high.sum()))
+    return float(together[0].sum()), float(ns.sum()), float(together[1].sum())
 
 
 def steps_of(folder: Path, gpu: str, predict: Predict) -> Steps:
@@ -137,6 +178,26 @@ def steps_of(folder: Path, gpu: str, predict: Predict) -> Steps:
     rows = table.filter(pl.col("gpu") == gpu).select("config", "iteration_ms").drop_nulls().rows()
     chosen = [graphs[config] for config, _ in rows]
     return Steps([ms * 1e6 for _, ms in rows], chosen, [predict(one.operations, public_device(gpu)) for one in chosen])
+
+
+def recorded_steps(folder: Path, gpu: str, predict: Predict) -> Steps:
+    """The iterations of a GPU from those of every other that ran them, each operation's time there times the ratio."""
+    graphs, target = iterations(folder), public_device(gpu)
+    table = pl.read_parquet(folder / "iterations_fp32.parquet").filter(pl.col("config").is_in(list(graphs)))
+    goals = dict(table.filter(pl.col("gpu") == gpu).select("config", "iteration_ms").rows())
+    found = Steps([], [], [], loss=0.0)
+    for donor, config, ms in table.select("gpu", "config", "iteration_ms").drop_nulls().rows():
+        if donor == gpu or not goals.get(config):
+            continue
+        graph, source = graphs[config], public_device(donor)
+        before, after = predict(graph.operations, source), predict(graph.operations, target)
+        took = donor_ns(graph, latencies(folder, donor, config), before.ns)
+        took *= ms * 1e6 / (graph.repeats @ took)
+        ns, low, high = (took * each for each in ratios_of(took, before, after, alike=are_alike(source, target)))
+        found.measured_ns.append(goals[config] * 1e6)
+        found.graphs.append(graph)
+        found.times.append(OperationTimes(ns, low, high, np.full(len(ns), "learned")))
+    return found
 
 
 def unseen_steps(folder: Path) -> dict[str, Steps]:
@@ -157,7 +218,7 @@ def unseen_steps(folder: Path) -> dict[str, Steps]:
 
 
 def recorded_scores(folder: Path) -> tuple[dict[str, dict[str, Numbers]], dict[str, Numbers], dict[str, Numbers]]:
-    """Of public traces: kinds that no timings have, by device; other makers' work together, by trace; and hosts.
+    """Of public traces: kinds of work, by device; other makers' work together, by trace; and hosts.
 
     The last are logarithms of the mean of every other step over the mean of the rest, of traces of four and more.
     """
@@ -171,7 +232,7 @@ def recorded_scores(folder: Path) -> tuple[dict[str, dict[str, Numbers]], dict[s
             continue
         scores = distances(one.measured, one.predicted, one.low, one.high)
         for kind, score, ns in zip(one.kinds, scores.tolist(), one.measured.tolist(), strict=True):
-            if kind not in TIMED and ns > SHORTEST_NS:
+            if ns > SHORTEST_NS:
                 of_kind = kinds.setdefault(kind, {})
                 of_kind[one.device.name] = np.append(of_kind.get(one.device.name, np.empty(0)), score)
     for path in trace_paths(folder):
@@ -181,16 +242,25 @@ def recorded_scores(folder: Path) -> tuple[dict[str, dict[str, Numbers]], dict[s
             continue
         if len(steps) > 3:
             hosts[path.name] = np.abs(np.log([steps[::2].mean() / steps[1::2].mean()]))
-    return {kind: scores for kind, scores in kinds.items() if len(scores) >= FEWEST}, guessed, hosts
+    return kinds, guessed, hosts
 
 
 def width_of(scores: Mapping[str, Numbers]) -> float:
-    """What HELD of the scores do not exceed, each group counting as much as another."""
+    """What HELD of the cases of one more group do not exceed, if it is like these.
+
+    Of n cases, one of each group, the one at place HELD * (n + 1) in their order holds HELD of further ones; of fewer
+    than four groups it is the largest, which holds n / (n + 1). Each draw gives another; the width holds as much of
+    all cases, each group counting as much as another, as those do on average.
+    """
+    random = np.random.default_rng(0)
+    drawn = np.stack([random.choice(mine, DRAWS) for mine in scores.values()])
+    placed = np.quantile(drawn, HELD, axis=0, method="weibull")
     values = np.concatenate(list(scores.values()))
-    weight = np.concatenate([np.full(len(mine), 1 / max(len(mine), 1)) for mine in scores.values()])
+    weight = np.concatenate([np.full(len(mine), 1 / len(mine)) for mine in scores.values()])
     order = np.argsort(values)
     reached = np.cumsum(weight[order]) / weight.sum()
-    return float(values[order][min(int(np.searchsorted(reached, HELD - 1e-9)), len(order) - 1)])
+    share = np.interp(placed, values[order], reached).mean()
+    return float(np.interp(share, reached, values[order]))
 
 
 def left_out_in_turn(scores: Mapping[str, Numbers]) -> dict[str, float]:
@@ -199,40 +269,76 @@ def left_out_in_turn(scores: Mapping[str, Numbers]) -> dict[str, float]:
     return {group: float((mine <= width_of(others[group])).mean()) for group, mine in scores.items()}
 
 
-Sets = Mapping[frozenset[str], Mapping[str, tuple[Mapping[str, Numbers], Steps]]]
-"""Of each set of GPUs that models never saw: of each GPU in it scores of single operations by kind, and its steps."""
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What models that never saw some GPUs say of them.
+
+    Attributes:
+        kinds, bands: of each GPU the scores of single operations by kind, and the median half-width of their bands.
+        steps, recorded: of each GPU its steps from shapes, and from another GPU's.
+        bandwidths: scores of devices whose bandwidth others measured.
+    """
+
+    kinds: Mapping[str, Mapping[str, Numbers]]
+    bands: Mapping[str, Mapping[str, float]]
+    steps: Mapping[str, Steps]
+    recorded: Mapping[str, Steps]
+    bandwidths: Mapping[str, Numbers]
 
 
-def _unseen_by_models(job: tuple[Path, frozenset[str]]) -> Mapping[str, tuple[Mapping[str, Numbers], Steps]]:
+Sets = Mapping[frozenset[str], Unseen]
+
+
+def _unseen_by_models(job: tuple[Path, frozenset[str]]) -> Unseen:
     folder, gpus = job
-    predict = without(folder, set(gpus))
-    return {gpu: (scores_of_kinds(folder, gpu, predict), steps_of(folder, gpu, predict)) for gpu in sorted(gpus)}
+    predict = without(folder, set(gpus)) if gpus else operation_times
+    found = {gpu: scores_of_kinds(folder, gpu, predict) for gpu in gpus}
+    return Unseen(
+        {gpu: scores for gpu, (scores, _) in found.items()},
+        {gpu: bands for gpu, (_, bands) in found.items()},
+        {gpu: steps_of(folder, gpu, predict) for gpu in gpus},
+        {gpu: recorded_steps(folder, gpu, predict) for gpu in gpus if len(gpus) == 1},
+        scores_of_bandwidths(predict),
+    )
 
 
 def all_sets(folder: Path, processes: int) -> Sets:
-    """Every GPU and every pair of GPUs."""
-    sets = [frozenset(gpus) for count in (1, 2) for gpus in combinations(GPUS, count)]
+    """No GPU, every GPU and every pair of GPUs."""
+    sets = [frozenset(gpus) for count in (0, 1, 2) for gpus in combinations(GPUS, count)]
     with ProcessPoolExecutor(processes) as pool:
         return dict(zip(sets, pool.map(_unseen_by_models, [(folder, one) for one in sets]), strict=True))
 
 
+def scores_without(sets: Sets, outer: str | None = None) -> dict[str, dict[str, Numbers]]:
+    """Of each kind the scores of all GPUs, or of all but one, of models that saw neither."""
+    held = frozenset(() if outer is None else {outer})
+    found: dict[str, dict[str, Numbers]] = {}
+    for gpu in sorted(set(GPUS) - held):
+        for kind, scores in sets[held | {gpu}].kinds[gpu].items():
+            found.setdefault(kind, {})[gpu] = scores
+    found["elementwise"].update(sets[held].bandwidths)
+    return found
+
+
 def calibrated(sets: Sets, outer: str | None = None) -> dict[str, float]:
     """Widths of kinds and of steps by the cases of all GPUs, or of all but one, of models that saw neither."""
-    others = [gpu for gpu in GPUS if gpu != outer]
-    found = {gpu: sets[frozenset({gpu} if outer is None else {gpu, outer})][gpu] for gpu in others}
-    kinds = sorted({kind for scores, _ in found.values() for kind in scores})
-    widths = {kind: width_of({gpu: scores[kind] for gpu, (scores, _) in found.items()}) for kind in kinds}
-    widths[GUESSED] = 1.0
-    return {**widths, STEP: width_of({gpu: steps.scores(widths) for gpu, (_, steps) in found.items()})}
+    held = frozenset(() if outer is None else {outer})
+    widths = {kind: width_of(scores) for kind, scores in scores_without(sets, outer).items()} | {GUESSED: 1.0}
+    steps = {gpu: sets[held | {gpu}].steps[gpu] for gpu in sorted(set(GPUS) - held)}
+    return {**widths, STEP: width_of({gpu: mine.scores(widths) for gpu, mine in steps.items()})}
 
 
-def _nested(sets: Sets) -> Iterator[tuple[str, dict[str, float]]]:
-    """Of each kind, and of steps, the share of each GPU's cases that the others' widths hold."""
-    widths = {gpu: calibrated(sets, gpu) for gpu in GPUS}
-    own = {gpu: sets[frozenset({gpu})][gpu] for gpu in GPUS}
-    for kind in own[GPUS[0]][0]:
-        yield kind, {gpu: float((own[gpu][0][kind] <= widths[gpu][kind]).mean()) for gpu in GPUS}
-    yield STEP, {gpu: float((own[gpu][1].scores(widths[gpu]) <= widths[gpu][STEP]).mean()) for gpu in GPUS}
+def nested(sets: Sets, widths: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Of each kind, and of steps, the share of each group's cases that the others' widths hold."""
+    found: dict[str, dict[str, float]] = {STEP: {}}
+    for gpu in GPUS:
+        own = sets[frozenset({gpu})]
+        for kind, scores in own.kinds[gpu].items():
+            found.setdefault(kind, {})[gpu] = float((scores <= widths[gpu][kind]).mean())
+        found[STEP][gpu] = float((own.steps[gpu].scores(widths[gpu]) <= widths[gpu][STEP]).mean())
+    of_devices = left_out_in_turn(scores_without(sets)["elementwise"])
+    found["elementwise"].update({name: share for name, share in of_devices.items() if name not in GPUS})
+    return found
 
 
 def main() -> None:
@@ -243,32 +349,44 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="models learned at a time, each a minute's work")
     arguments = parser.parse_args()
     sets = all_sets(arguments.folder, arguments.processes)
-    widths = calibrated(sets)
+    widths, of_others = calibrated(sets), {gpu: calibrated(sets, gpu) for gpu in GPUS}
     kinds, guessed, hosts = recorded_scores(arguments.traces)
-    recorded = {**kinds, GUESSED: guessed, HOST: hosts}
+    timed = {kind: scores for kind, scores in kinds.items() if kind in widths}
+    recorded = {kind: scores for kind, scores in kinds.items() if kind not in widths and len(scores) >= FEWEST}
+    recorded |= {GUESSED: guessed, HOST: hosts}
     widths |= {of: width_of(scores) for of, scores in recorded.items()}
-    shares = {**dict(_nested(sets)), **{of: left_out_in_turn(scores) for of, scores in recorded.items()}}
-    print("of | width | groups left out | cases held, each group alike\n---|---:|---:|---:")
+    shares = {**nested(sets, of_others), **{of: left_out_in_turn(scores) for of, scores in recorded.items()}}
+    print("of | width | range, times or over | groups left out | cases held, each group alike\n---|---:|---:|---:|---:")
     for of, share in shares.items():
-        print(f"{of} | {widths[of]:.2f} | {len(share)} | {np.mean(list(share.values())):.0%}")
-    _print_steps(sets)
-    _print_unseen(arguments.folder, widths)
+        print(f"{of} | {widths[of]:.2f} | {_usual(sets, of_others, of)} | {len(share)} | {_mean(share):.0%}")
+    print("\ntimed kinds in public traces, each together | devices | traces | held\n---|---:|---:|---:")
+    for of, scores in timed.items():
+        held = np.concatenate(list(scores.values())) <= widths[of]
+        print(f"{of} | {len(scores)} | {len(held)} | {held.sum()}")
+    _print_steps("iterations of", {gpu: sets[frozenset({gpu})].steps[gpu] for gpu in GPUS}, of_others)
+    _print_steps("from another GPU's", {gpu: sets[frozenset({gpu})].recorded[gpu] for gpu in GPUS}, of_others)
+    unseen = unseen_steps(arguments.folder)
+    _print_steps("GPUs in no timings", unseen, dict.fromkeys(unseen, widths))
     if arguments.write:
         rows = [f"{of},{width:.3f}" for of, width in sorted(widths.items())]
         DATA.write_text("\n".join(["of,width", *rows]) + "\n", encoding="utf-8")
 
 
-def _print_steps(sets: Sets) -> None:
-    print(f"\niterations of | {_COLUMNS}")
-    for gpu in GPUS:
-        mine, own = sets[frozenset({gpu})][gpu][1], calibrated(sets, gpu)
-        print(_line(gpu, mine, own))
+def _mean(shares: Mapping[str, float]) -> float:
+    return float(np.mean(list(shares.values())))
 
 
-def _print_unseen(folder: Path, widths: Mapping[str, float]) -> None:
-    print(f"\nGPUs in no timings | {_COLUMNS}")
-    for gpu, mine in unseen_steps(folder).items():
-        print(_line(gpu, mine, widths))
+def _usual(sets: Sets, widths: Mapping[str, Mapping[str, float]], kind: str) -> str:
+    """The least and greatest factor of a kind's range on GPUs that were left out."""
+    bands = {gpu: sets[frozenset({gpu})].bands[gpu].get(kind) for gpu in GPUS}
+    factors = [float(np.exp(widths[gpu][kind] * band)) for gpu, band in bands.items() if band is not None]
+    return f"{min(factors):.2f} to {max(factors):.2f}" if factors else ""
+
+
+def _print_steps(title: str, steps: Mapping[str, Steps], widths: Mapping[str, Mapping[str, float]]) -> None:
+    print(f"\n{title} | {_COLUMNS}")
+    for gpu, mine in steps.items():
+        print(_line(gpu, mine, widths[gpu]))
 
 
 _COLUMNS: Final = "cases | held | range | as wide as the bands of nine of ten\n---|---:|---:|---:|---:"

@@ -56,7 +56,7 @@ while not asked_to_end() or ranks:
         dist.all_reduce(ended)
         if ended:
             break
-    time.sleep(0.01)
+    time.sleep(0.03)
     while os.path.exists(stop + ".pause") and not asked_to_end():
         time.sleep(0.01)
 os.write(1, b"done\\n")

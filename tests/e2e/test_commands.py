@@ -577,12 +577,13 @@ def _only_small_files() -> None:
 
 
 class TestFiles:
-    @pytest.mark.parametrize("name", ["with space.json", "träce 跡 🚀.json", "-leading-dash.json", "a\nb.json"])
-    def test_names_of_every_kind(self, name: str, run: Stepscope, tmp_path: Path) -> None:
-        write_events(tmp_path / name, device_steps())
-        outcome = run("diagnose", "--json", "-", "--", name, folder=tmp_path)
+    def test_names_of_every_kind(self, run: Stepscope, tmp_path: Path) -> None:
+        names = ["with space.json", "träce 跡 🚀.json", "-leading-dash.json", "a\nb.json"]
+        for name in names:
+            write_events(tmp_path / name, device_steps())
+        outcome = run("diagnose", "--json", "-", "--", *names, folder=tmp_path)
         assert outcome.code == 0
-        assert outcome.json()["trace"]["path"] == name
+        assert sorted(report["trace"]["path"] for report in outcome.json()["ranks"]) == sorted(names)
 
     @POSIX
     def test_a_name_that_is_no_utf_8(self, run: Stepscope, tmp_path: Path) -> None:
@@ -608,7 +609,7 @@ class TestFiles:
         process = subprocess.run(
             [sys.executable, "-m", "stepscope", *words],
             capture_output=True,
-            env=environment(),
+            env=environment(PYTHONDONTWRITEBYTECODE="1"),  # a compiled module would be cut off, too
             preexec_fn=_only_small_files,
             check=False,
             timeout=60,
@@ -623,7 +624,9 @@ class TestFiles:
         process = subprocess.run(
             [sys.executable, "-m", "stepscope", "steps", str(gpu)],
             capture_output=True,
-            env=environment(STEPSCOPE_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(tmp_path)),
+            env=environment(
+                STEPSCOPE_CACHE_DIR=str(tmp_path / "cache"), TMPDIR=str(tmp_path), PYTHONDONTWRITEBYTECODE="1"
+            ),
             preexec_fn=_only_small_files,
             check=False,
             timeout=60,
@@ -884,7 +887,7 @@ def _lanes() -> list[dict[str, Any]]:
     ]
 
 
-def _deep(category: str, depth: int = 100_000) -> list[dict[str, Any]]:
+def _deep(category: str, depth: int = 40_000) -> list[dict[str, Any]]:
     """Slices in slices, then as many small ones in the innermost, and one kernel."""
     names = "f.py({}): f" if category == "python_function" else "aten::op{}"
     middle = depth * 0.001
@@ -896,7 +899,7 @@ def _deep(category: str, depth: int = 100_000) -> list[dict[str, Any]]:
     return [*nested, *small, *_one_kernel(middle + 50)]
 
 
-def _overlapping(count: int = 100_000) -> list[dict[str, Any]]:
+def _overlapping(count: int = 40_000) -> list[dict[str, Any]]:
     lengths = random.Random(1)
     slices = [slice_event("cpu_op", f"aten::op{at % 50}", at, lengths.randint(1, 100_000)) for at in range(count)]
     return [*slices, *_one_kernel(1000), *_one_kernel(count / 2, 2)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
-import json
 import os
 import re
 import subprocess
@@ -15,6 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from tests.e2e.conftest import run_here
 
 pytest.importorskip("torch")
 
@@ -74,9 +75,10 @@ class Diagnosed:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         }
         self.run = self._stepscope("run", "--name", "tried", *command)
-        report = self._stepscope("diagnose", "tried", "--json", "-")
+        folders = {name: each for name, each in self._variables.items() if name.startswith("STEPSCOPE_")}
+        report = run_here("diagnose", "tried", "--json", "-", folder=EXAMPLES.parent, **folders).json()
         self.findings: dict[str, dict[str, Any]] = {
-            finding["rule"]: finding for finding in reversed(json.loads(report.stdout)["findings"])
+            finding["rule"]: finding for finding in reversed(report["findings"])
         }
 
     def _stepscope(self, *words: str) -> subprocess.CompletedProcess[str]:

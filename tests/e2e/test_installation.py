@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.conftest import run_here
+
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 ASKED = """
 source script
@@ -81,8 +83,8 @@ def test_a_folder_that_is_a_file_is_found(run: Run, tmp_path: Path) -> None:
         ("stepscope lines gpt", "gpt-20261123"),
     ],
 )
-def test_bash_completes(words: str, found: str, run: Run, environ: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "script").write_text(run("completion", "bash").stdout)
+def test_bash_completes(words: str, found: str, environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "script").write_text(run_here("completion", "bash").out)
     command = tmp_path / "stepscope"
     command.write_text("#!/bin/sh\n[ \"$*\" = 'runs names' ] && echo gpt-20261123\n")
     command.chmod(0o755)
@@ -96,9 +98,9 @@ def test_bash_completes(words: str, found: str, run: Run, environ: dict[str, str
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_take_the_script(shell: str, run: Run, tmp_path: Path) -> None:
+def test_other_shells_take_the_script(shell: str, tmp_path: Path) -> None:
     script = tmp_path / "script"
-    script.write_text(run("completion", shell).stdout)
+    script.write_text(run_here("completion", shell).out)
     assert "input-bound" in script.read_text()
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell}")

@@ -357,8 +357,6 @@ FAILING = """
         "record.hooks.XlaHooks._seen",
         "record.hooks._Calls._begins",
         "record.hooks._jitted",
-        "record.controller.StepController.step_boundary",
-        "record.bootstrap.was_imported",
     ],
 )
 def test_an_error_in_an_entry_changes_nothing(entry: str, jax: Jax) -> None:

@@ -26,7 +26,7 @@ OF_A_TRACE = (
     ("modules", "TRACE", *JSON),
     ("whatif", "TRACE", *JSON),
     ("whatif", "TRACE", "--remove", "input", "--critical-path", *JSON),
-    ("predict", "TRACE", "--to", "all", *JSON),
+    ("predict", "TRACE", "--to", "A100-SXM4-40GB,MI300X,L4", *JSON),
     ("predict", "TRACE", "--to", "H100-SXM", "--devices", "1,8", *JSON),
     ("plan", "TRACE", "--iterations", "1e5", *JSON),
     ("energy", "TRACE", "--iterations", "1e5", "--region", "FRA", *JSON),

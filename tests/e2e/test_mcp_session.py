@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import environment
 
-mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="the extra mcp is not installed")
 
 SLOW = """\
 import torch
@@ -40,6 +41,8 @@ for step in range(30):
 
 
 def test_from_a_slow_program_to_a_proven_gain(tmp_path: Path) -> None:
+    import mcp  # here, as that takes each process of the tests more than a second
+
     (tmp_path / "train.py").write_text(SLOW)
     options = ["mcp", "--folder", str(tmp_path), "--allow", "train.py", "--write"]
     server = mcp.StdioServerParameters(

@@ -13,13 +13,14 @@ from tests.simulator.allocator import training
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = REPOSITORY / "examples/gpt2_per_token_loss_cpu.json.gz"
 PROGRAM = """
-import argparse, torch
+import argparse
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int)
 size = parser.parse_args().batch_size
 if size > 1000:
     raise SystemExit("out of memory")
+import torch
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 kept = []

@@ -11,11 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 SAMPLE = str(Path(__file__).parents[2] / "examples" / "gpt2_per_token_loss_cpu.json.gz")
 WITHOUT_POSIX = """
-import asyncio, os, platform, signal, subprocess, sys, tempfile, uuid, webbrowser
+import asyncio, json, os, platform, signal, subprocess, sys, tempfile, uuid, webbrowser
 import jinja2, msgspec, numpy, platformdirs.unix, polars, rich.console, scipy.stats, xxhash
 import starlette.applications, uvicorn
 
@@ -38,31 +36,29 @@ for name in (
 
 from stepscope.commands import main
 
-sys.exit(main(sys.argv[1:]))
+for words in json.loads(sys.argv[1]):
+    code = main(words)
+    print(f"\\n== {code}", flush=True)
 """
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["diagnose", SAMPLE], "a step takes"),
-        (["diagnose", SAMPLE, "--no-cache"], "a step takes"),
-        (["diagnose", SAMPLE, "--html", "page.html"], "a step takes"),
-        (["compare", SAMPLE, SAMPLE], "a step takes"),
-        (["predict", SAMPLE, "--to", "L4"], "L4"),
-        (["lines", SAMPLE], "gpt2_training.py"),
-        (["whatif", SAMPLE], "took"),
-        (["memory", SAMPLE], "aten::"),
-        (["export", SAMPLE, "timeline.json"], ""),
-        (["runs"], "There are no runs yet"),
-        (["view", SAMPLE, "--no-browser", "--idle-after", "1s"], "http://127.0.0.1:"),
-    ],
-    ids=lambda value: "-".join(value[:1] + value[2:3]) if isinstance(value, list) else None,
+COMMANDS = (
+    (["diagnose", SAMPLE], "a step takes"),
+    (["diagnose", SAMPLE, "--no-cache"], "a step takes"),
+    (["diagnose", SAMPLE, "--html", "page.html"], "a step takes"),
+    (["compare", SAMPLE, SAMPLE], "a step takes"),
+    (["predict", SAMPLE, "--to", "L4"], "L4"),
+    (["lines", SAMPLE], "gpt2_training.py"),
+    (["whatif", SAMPLE], "took"),
+    (["memory", SAMPLE], "aten::"),
+    (["export", SAMPLE, "timeline.json"], ""),
+    (["runs"], "There are no runs yet"),
+    (["view", SAMPLE, "--no-browser", "--idle-after", "1s"], "http://127.0.0.1:"),
 )
-def test_a_command_needs_nothing_of_posix(words: list[str], said: str, tmp_path: Path) -> None:
+
+
+def test_commands_need_nothing_of_posix(tmp_path: Path) -> None:
     folders = {f"STEPSCOPE_{name}_DIR": str(tmp_path / name.lower()) for name in ("DATA", "CACHE", "CONFIG")}
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_POSIX, *words],
+        [sys.executable, "-c", WITHOUT_POSIX, json.dumps([words for words, _ in COMMANDS])],
         cwd=tmp_path,
         env={**os.environ, **folders, "PYTHONIOENCODING": "cp1252:replace"},
         capture_output=True,
@@ -72,6 +68,8 @@ def test_a_command_needs_nothing_of_posix(words: list[str], said: str, tmp_path:
     )
 
     assert done.returncode == 0, done.stderr
-    assert said in done.stdout
-    if words[0] == "export":
-        assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]
+    outputs = done.stdout.split("\n== 0\n")
+    assert len(outputs) == len(COMMANDS) + 1, done.stdout + done.stderr
+    for (words, said), output in zip(COMMANDS, outputs, strict=False):
+        assert said in output, words
+    assert json.loads((tmp_path / "timeline.json").read_text())["traceEvents"]

@@ -27,6 +27,12 @@ TRAINING = """
         optimizer.step()
         stepscope.log({"loss": 1.0})
 """
+MARKED = """
+    import time, stepscope
+    for _ in range(40):
+        with stepscope.step():
+            time.sleep(0.001)
+"""
 RUN_AND_ASK = """
     import threading, subprocess, sys, time, os, torch, stepscope
     stepscope.start_server()
@@ -47,6 +53,7 @@ RUN_AND_ASK = """
 def place(tmp_path: Path) -> Path:
     """A folder with programs in it, of a user whose mask hides nothing."""
     (tmp_path / "training.py").write_text(textwrap.dedent(TRAINING))
+    (tmp_path / "marked.py").write_text(textwrap.dedent(MARKED))
     (tmp_path / "asking.py").write_text(textwrap.dedent(RUN_AND_ASK))
     (tmp_path / "empty").mkdir()
     return tmp_path
@@ -110,7 +117,7 @@ def test_a_capture_of_an_agent(place: Path) -> None:
 
 
 def test_a_bench(place: Path) -> None:
-    stepscope(place, "bench", "training.py", "training.py", "--steps", "5", "--rounds", "2")
+    stepscope(place, "bench", "marked.py", "marked.py", "--steps", "5", "--rounds", "2")
     assert "benches" in names_in(place / "kept")
     assert open_to_others(place / "kept") == {}
 

@@ -29,11 +29,13 @@ class Net(lightning.LightningModule):
         self.layers = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(12)])
     def training_step(self, batch, index):
         return self.layers(batch).square().mean()
+    def validation_step(self, batch, index):
+        self.layers(batch)
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), foreach=False)
 rows = torch.utils.data.DataLoader(torch.randn(400, 64), batch_size=4)
 lightning.Trainer(max_steps=40, accelerator="cpu", logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False).fit(Net(), rows)
+    enable_progress_bar=False, enable_model_summary=False).fit(Net(), rows, rows)
 """
 ACCELERATE = """
 import accelerate, torch
@@ -54,6 +56,7 @@ def recorded(package: str, program: str, folder: Path) -> tuple[dict[str, Any], 
         pytest.skip(f"{package} is not installed")
     from stepscope.diagnosis.view import View
     from stepscope.readers import open_trace
+    from stepscope.record.run_folder import RunFolder
 
     (folder / "train.py").write_text(program)
     done = run_stepscope(
@@ -62,6 +65,8 @@ def recorded(package: str, program: str, folder: Path) -> tuple[dict[str, Any], 
     )  # fmt: skip
     assert done.code == 0, done.err
     [trace] = (folder / "runs").glob("*/rank0/trace-1.json.gz")
+    [left] = RunFolder(trace.parents[1]).recordings()
+    assert (left["source"], left["steps"]) == ("optimizer", 5)
     trainer = View(open_trace(trace, cache=None)).trainer
     # which remedy is told, not whether the saving is large enough on a busy machine
     report = run_here("diagnose", trace, "--set", "single-tensor-optimizer.share_on_cpu=0", "--json", "-").json()

@@ -11,7 +11,7 @@ from tests.fuzz.__main__ import by_signature, counted, replayed, table, told
 from tests.fuzz.formats import FORMATS
 from tests.fuzz.workers import Team
 
-INPUTS = 600
+INPUTS = 250
 NAMES = [each.name for each in FORMATS]
 
 

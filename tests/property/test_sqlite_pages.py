@@ -24,7 +24,7 @@ from tests.simulator import programs
 from tests.simulator.nsight_systems import write_nsight
 
 pytestmark = pytest.mark.skipif(not scanned.is_built(), reason="the scanner was not built: there is no compiler")
-TRIES = int(os.environ.get("STEPSCOPE_TRIES", "150"))
+TRIES = int(os.environ.get("STEPSCOPE_TRIES", "50"))
 FIRST = int(os.environ.get("STEPSCOPE_FIRST", "0"))
 
 

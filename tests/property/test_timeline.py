@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepscope.analysis.step_view import StepView
@@ -20,6 +20,7 @@ from stepscope.view import timeline
 from stepscope.view.rows import Row, pixel_edges, slices_in_files, slices_of, value_of
 from stepscope.view.slices import places_of, slice_of, stretch
 from stepscope.view.timeline import TimelineIndex
+from tests.tries import tries
 
 Slice = tuple[int, int]
 
@@ -107,6 +108,7 @@ def traces(draw: st.DrawFn) -> Trace:
     return Trace.from_tables(tables)
 
 
+@settings(max_examples=tries(40))
 @given(traces(), windows, st.booleans())
 def test_a_document_adds_up_to_the_slices(trace: Trace, window: tuple[int, int, int], whole: bool) -> None:
     # Given
@@ -136,6 +138,7 @@ def test_a_document_adds_up_to_the_slices(trace: Trace, window: tuple[int, int, 
     assert document["whole"] is whole or not slices
 
 
+@settings(max_examples=tries(40))
 @given(traces(), st.integers(1, 20))
 def test_slices_in_files_are_the_same(trace: Trace, rows_in_part: int) -> None:
     # Given a trace whose tables are in parts
@@ -156,6 +159,7 @@ def test_slices_in_files_are_the_same(trace: Trace, rows_in_part: int) -> None:
     ]
 
 
+@settings(max_examples=tries(40))
 @given(traces(), windows)
 def test_gaps_and_work_fill_the_time_of_the_device(trace: Trace, window: tuple[int, int, int]) -> None:
     start, length, width = window
@@ -173,6 +177,7 @@ def test_gaps_and_work_fill_the_time_of_the_device(trace: Trace, window: tuple[i
         assert within + busy == max(min(last, start + length) - max(first, start), 0)
 
 
+@settings(max_examples=tries(40))
 @given(traces(), windows)
 def test_a_stretch_has_the_time_of_each_name_and_of_each_thread(trace: Trace, window: tuple[int, int, int]) -> None:
     # Given

@@ -141,11 +141,13 @@ class Recording:
             if name not in ("lanes", "links"):
                 rows.sort(key=lambda row: (row["start_ns"], -row.get("duration_ns", 0)))
         operators, frames = self._rows["operators"], self._rows["frames"]
-        for rows in (operators, frames):
-            for row in rows:
-                row["parent"] = _around(row, rows)
-        for row in self._rows["launches"]:
-            row["operator"] = _around(row, operators)
+        for inner, outer, column in (
+            (operators, operators, "parent"),
+            (frames, frames, "parent"),
+            (self._rows["launches"], operators, "operator"),
+        ):
+            for row, around in zip(inner, _around(inner, outer), strict=True):
+                row[column] = around
         calls = {row["correlation"]: number for number, row in enumerate(self._rows["launches"])}
         for row in self._rows["device_work"]:
             row["launch"] = calls.get(row["correlation"])
@@ -171,13 +173,20 @@ def _columns(rows: list[dict[str, Any]], table: str) -> list[str]:
     return [column for column in SCHEMAS[table] if column in used]
 
 
-def _around(row: dict[str, Any], rows: list[dict[str, Any]]) -> int | None:
-    """The innermost of these rows that is open when `row` starts."""
-    before = rows[: next((number for number, other in enumerate(rows) if other is row), len(rows))]
-    is_open = [
-        number
-        for number, other in enumerate(before)
-        if other["lane"] == row["lane"]
-        and other["start_ns"] <= row["start_ns"] < other["start_ns"] + other["duration_ns"]
-    ]
-    return is_open[-1] if is_open else None
+def _around(inner: list[dict[str, Any]], outer: list[dict[str, Any]]) -> list[int | None]:
+    """For each row of `inner` the innermost of `outer` that is open when it starts; both are sorted."""
+    found, following = [], 0
+    by_lane: dict[int, list[int]] = {}
+    for row in inner:
+        now = row["start_ns"]
+        while following < len(outer) and outer[following] is not row and outer[following]["start_ns"] <= now:
+            by_lane.setdefault(outer[following]["lane"], []).append(following)
+            following += 1
+        is_open = [
+            number
+            for number in by_lane.get(row["lane"], ())
+            if now < outer[number]["start_ns"] + outer[number]["duration_ns"]
+        ]
+        by_lane[row["lane"]] = is_open
+        found.append(is_open[-1] if is_open else None)
+    return found

@@ -20,8 +20,6 @@ QUICK = (
     "collecting_garbage",
     "large_logits",
     "optimizer_one_by_one",
-    "logits_of_all_positions",
-    "engine_without_shared_prefixes",
 )
 CHOSEN = registry.PROGRAMS if os.environ.get("STEPSCOPE_ZOO") == "all" else QUICK
 BESIDE = {"host-contention", "host-allocator", "step-variance"}

@@ -299,6 +299,7 @@ export interface Difference {
 
 export interface Predict {
   step_ns: number;
+  steady_step_ns: number; // without what predictions leave out of it
   device: string | null;
   why_not: string | null;
   precision: string | null;

@@ -31,7 +31,7 @@ from stepscope.predict.operations import (
     tf32_of,
     types_on,
 )
-from stepscope.predict.ranges import step_band
+from stepscope.predict.ranges import step_band, with_host
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
 from stepscope.predict.work_times import StepReplays
 from stepscope.trace import Trace, Window
@@ -313,13 +313,15 @@ class StepFromShapes:
         device = [sustained_ns(float(each.sum()) / experiment.step_count) for each in (low, expected, high)]
         measured, by_tensor = table["host_ns"].to_numpy(), _by_tensor(table)
         host = self._host_ns(table)
+        step_ns = max(host[1], device[1])
+        shortest, longest = with_host(step_ns, device[1], max(host[0], device[0]), host[2] + device[2])
         note = "predicted from shapes alone: the range reaches from host and device in parallel to one after the other"
         note += ", and at its low end the host needs no time for the optimizer" if by_tensor.any() else ""
         work = in_precision(operations, self._precision).operations
         return ShapesStep(
-            step_ns=max(host[1], device[1]),
-            low_ns=max(host[0], device[0]),
-            high_ns=host[2] + device[2],
+            step_ns=step_ns,
+            low_ns=float(shortest),
+            high_ns=float(longest),
             device_ns=device[1],
             host_ns=host[1],
             limit=self._limit(host[1], device[1], expected, work, target),

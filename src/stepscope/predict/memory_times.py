@@ -45,14 +45,18 @@ GATHERING_NS: Final = 4_000.0
 """What reductions' blocks wait for each other, and embeddings' for indices, the same median."""
 ONE_AT_A_TIME: Final = 1.0
 """Numbers per clock and multiprocessor of kernels that cannot read 16 bytes at once: permuting copies, operands that
-are broadcast, and in 16 bits softmax of short rows or of rows that are no multiple of 16 bytes. Public A100, H100 and
-MI300X traces show 0.6 to 1.6; older devices' memory is slower than that.
+are broadcast, and in 16 bits softmax of short rows. Public A100, H100 and MI300X traces show 0.6 to 1.6; older devices'
+memory is slower than that.
+"""
+UNALIGNED_TURN: Final = 6_000.0
+"""Clocks in which a multiprocessor full of threads takes one turn of softmax in 16 bits of rows that are no multiple of
+16 bytes: 16 bytes a thread, then one number a thread for the rest. From a public H100 trace.
 """
 _BLOCK_PASS: Final = (512.0, 1_150.0)
 """Numbers and clocks of one turn of the loop in which a block of PyTorch's own batch normalisation passes a channel."""
 NOT_LEARNED: Final = 1.5
-"""Factor on the band, either way, for passes, number types and generations without timings; applied again to operations
-more than twice as large as anything timed.
+"""Factor on the band, either way, for passes, number types and makers without timings; applied again to operations more
+than twice as large as anything timed.
 """
 KNOWLEDGE: Final = ("sustained", "generation", "other")
 """How a device's bandwidth is known: measured, from its generation, or neither."""
@@ -110,7 +114,7 @@ def memory_times(operations: Operations, device: DevicePeaks, model: MemoryModel
     low, high = _band(model, KNOWLEDGE.index(known), kernels, ns)
     of_kind = np.isin(operations.kind, LEARNED_KINDS)
     timed = device.architecture in model.generations
-    like = of_kind & _is_plain(operations) & timed
+    like = of_kind & _is_plain(operations) & is_nvidia(device)  # the band of KNOWLEDGE allows for a new generation
     wider = np.where(like, 1.0, np.where(of_kind, NOT_LEARNED, WIDEST))
     # More than twice as large as all timings, or rows more than twice as long.
     most_bytes, longest = 2 * model.largest[kernels].T
@@ -179,10 +183,16 @@ def _narrow_ns(operations: Operations, kernels: npt.NDArray[np.int64], device: D
     clocks_ns = device.clock_mhz / 1e3
     number = by_type(operations.number_type, BYTES, 4.0)
     is_flat = np.isin(operations.kind, ("elementwise", "copy")) & (operations.rows > 1) & (operations.columns == 1)
-    is_row = (number < 4) & ((kernels == 1) | (kernels == 2) & (operations.columns % (16 / number) != 0))
+    is_short_row = (number < 4) & (kernels == 1)
     numbers = operations.rows * operations.columns
     one_by_one = numbers / (ONE_AT_A_TIME * device.multiprocessors * clocks_ns)
-    ns[is_flat | is_row] = one_by_one[is_flat | is_row]
+    ns[is_flat | is_short_row] = one_by_one[is_flat | is_short_row]
+    is_unaligned = (number < 4) & (kernels == 2) & (operations.columns % (16 / number) != 0)
+    threads = _block(2, operations.columns, number)[0]
+    whole = np.floor(operations.columns / (threads * 16 / number))
+    turns = whole + np.ceil(operations.columns / threads - whole * 16 / number)
+    at_once = device.multiprocessors * _threads(device) / threads
+    ns[is_unaligned] = (operations.rows / at_once * turns * UNALIGNED_TURN / clocks_ns)[is_unaligned]
     own = np.array(["native_batch_norm" in name for name in operations.name.tolist()], np.bool_)
     turns = operations.columns / _BLOCK_PASS[0] * np.ceil(operations.rows / device.multiprocessors)
     passes = np.where(operations.is_backward, 3.0, 2.0)  # over the input, and over the gradients
@@ -207,7 +217,7 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
     over, itself, warp, turn, power, again, border, first = constants.tolist()
     number = by_type(operations.number_type, BYTES, 4.0)
     threads, rows_a_block, turns = _block(kernel, operations.columns, number)
-    blocks_at_once = np.maximum(_THREADS.get(device.capability or "", 2048) / threads, 1)
+    blocks_at_once = np.maximum(_threads(device) / threads, 1)
     in_flight = np.minimum(operations.rows, device.multiprocessors * blocks_at_once * rows_a_block)
     left = _left_cache(in_flight * operations.columns * number, device, border)
     traffic = operations.bytes * (over + again * left) / bandwidth * 1e9
@@ -218,6 +228,11 @@ def row_ns(kernel: int, operations: Operations, device: DevicePeaks, bandwidth: 
     larger = np.maximum(np.maximum(traffic, rounds * block), 1e-9)
     together = larger * ((traffic / larger) ** q + (rounds * block / larger) ** q) ** (1 / q)
     return np.asarray(together + first * block)
+
+
+def _threads(device: DevicePeaks) -> int:
+    """Threads of a multiprocessor."""
+    return _THREADS.get(device.capability or "", 2048)
 
 
 def _block(kernel: int, columns: Numbers, number: Numbers) -> tuple[Numbers, Numbers, Numbers]:

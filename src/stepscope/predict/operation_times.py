@@ -205,30 +205,57 @@ as its authors say (Dao, 2023; Shah and others, 2024); of CDNA 3 that of ROCm's 
 """
 BLOCK_CLOCKS: Final[Mapping[str, float]] = {"NVIDIA": 12_000.0, "AMD": 90_000.0}
 """Clocks of a multiprocessor that each block takes besides, in public H100 and MI300X traces."""
+ENGINE_SHARE: Final = 0.54
+ENGINE_CLOCKS: Final = 6_900.0
+ENGINE_START_NS: Final = 10_000.0
+"""The same of vLLM's and SGLang's kernels on NVIDIA's devices, and their least time, which is that of decoding too.
+
+Fitted to public timings on the A100, H100, H200, L40S, B200 and RTX PRO 6000 (`scripts/predictor/serving_kernels.py`).
+"""
+ENGINE_BANDS: Final = ((0.94, 1.74), (0.64, 1.61))
+"""Factors that hold nine of ten of these on generations that were left out: of decoding, and of prompts."""
 
 
 def attention_times(operations: Operations, device: DevicePeaks) -> OperationTimes:
-    """PyTorch's fused attention: whole blocks at the share of the peak that it reaches, or traffic, and their own cost.
+    """Fused attention: whole blocks at the share of the peak that it reaches, or traffic, and their own cost.
 
-    Other attention is the roofline: serving engines bring their own kernels, and few queries are shared out by keys.
+    PyTorch's kernels are those whose name contains "_attention"; other names are the kernels of serving engines. Few
+    queries over many keys are shared out by keys: what engines' kernels then need is the traffic.
     """
     times = roofline_times(operations, device)
+    is_fused = np.array(["_attention" in name for name in operations.name.tolist()], np.bool_)
+    is_prompt = operations.rows >= _KEYS
+    by_nvidia = is_nvidia(device)
+    clocks = np.where(is_fused | ~by_nvidia, BLOCK_CLOCKS.get(device.vendor, BLOCK_CLOCKS["NVIDIA"]), ENGINE_CLOCKS)
+    share = np.where(is_fused, FUSED_SHARES.get(device.architecture, FUSED_SHARE), ENGINE_SHARE)
+    start = np.where(is_fused, least_ns(device), ENGINE_START_NS)
+    traffic = operations.bytes / sustained_bandwidth(device) * 1e9
+    blocks, arithmetic = whole_blocks(operations, device)
+    each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
+    prompt = start + np.maximum(arithmetic / share, traffic) + operations.batch * blocks * each
+    known = (is_fused | by_nvidia) & is_prompt
+    is_decoding = ~is_fused & (operations.rows < _KEYS)
+    own = np.where(known, prompt, np.where(is_decoding, start + traffic, np.nan))
+    ns = np.where(np.isfinite(own), own, times.ns)
+    scale = ns / times.ns
+    low, high, basis = times.low_ns * scale, times.high_ns * scale, times.basis
+    if by_nvidia:
+        learned = np.isfinite(own) & ~is_fused
+        band = np.where(is_prompt[:, np.newaxis], ENGINE_BANDS[1], ENGINE_BANDS[0])
+        low, high = (np.where(learned, ns * band[:, end], one) for end, one in enumerate((low, high)))
+        basis = np.where(learned, "learned", basis)
+    return OperationTimes(ns, low, high, basis)
+
+
+def whole_blocks(operations: Operations, device: DevicePeaks) -> tuple[Numbers, Numbers]:
+    """Blocks of queries of each head, and nanoseconds of all blocks' arithmetic at the peak."""
     shape = operations.rows * operations.columns
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.minimum(operations.flops / (4 * operations.batch * shape * operations.inner), 1.0)
         blocks = np.ceil(operations.rows / _QUERIES)
         whole = blocks * _QUERIES * np.ceil(operations.columns / _KEYS) * _KEYS / shape
         whole += np.where(kept < 1, blocks * _QUERIES**2 / 2 / shape / kept, 0.0)
-    rate = by_type(operations.number_type, device.flops_s) * FUSED_SHARES.get(device.architecture, FUSED_SHARE)
-    arithmetic = operations.flops * whole / rate
-    traffic = operations.bytes / sustained_bandwidth(device)
-    clocks = BLOCK_CLOCKS.get(device.vendor, BLOCK_CLOCKS["NVIDIA"])
-    each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
-    ns = least_ns(device) + np.maximum(arithmetic, traffic) * 1e9 + operations.batch * blocks * each
-    is_fused = np.array(["_attention" in name for name in operations.name.tolist()], np.bool_)
-    ns = np.where(np.isfinite(ns) & is_fused & (operations.rows >= _KEYS), ns, times.ns)
-    scale = ns / times.ns
-    return OperationTimes(ns, times.low_ns * scale, times.high_ns * scale, times.basis)
+        return blocks, operations.flops * whole / by_type(operations.number_type, device.flops_s) * 1e9
 
 
 _LEARNED: Final = (

@@ -68,6 +68,21 @@ def step_band(
     return joint_band(expected, np.where(chosen, least, low), np.where(chosen, most, high), kinds, calls, rows)
 
 
+def with_host(
+    ns: Numbers | float, device_ns: Numbers | float, low: Numbers | float, high: Numbers | float
+) -> tuple[Numbers, Numbers]:
+    """Ends of steps' ranges, with what the host takes less or more of the time without device work another time.
+
+    Args:
+        ns, device_ns: expected length of steps, and time in which the device works in them.
+        low, high: ends of their ranges by what is uncertain of the device.
+    """
+    idle, width = np.maximum(np.asarray(ns) - device_ns, 0.0), widths()[HOST]
+    below = np.hypot(np.maximum(ns - np.asarray(low), 0.0), np.expm1(-width) * idle)
+    above = np.hypot(np.maximum(np.asarray(high) - ns, 0.0), np.expm1(width) * idle)
+    return ns - below, ns + above
+
+
 def half_widths(
     expected: Numbers, low: Numbers, high: Numbers, is_guessed: npt.NDArray[np.bool_]
 ) -> tuple[Numbers, Numbers]:

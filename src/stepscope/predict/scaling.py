@@ -24,7 +24,7 @@ from stepscope.predict.buckets import BUCKET_BYTES, CutExperiment, buckets_of, g
 from stepscope.predict.exchanges import AddedExchange, Exchange, RecordedExchange, recorded_exchange
 from stepscope.predict.limits import MOST_DEVICES, TABLE_ERROR, Link, named_link
 from stepscope.predict.prediction import StepPrediction
-from stepscope.predict.ranges import step_band
+from stepscope.predict.ranges import step_band, with_host
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.predict.work_times import WorkTimes, work_times
 from stepscope.trace.nesting import Rows
@@ -324,8 +324,10 @@ class Scaling:
         if self.graphs.low is None or self.graphs.high is None:
             return step * self._band[0], step * self._band[1]
         nothing = np.zeros(self.messages)
-        low, high = (self._replayed(nothing, 0.0, graph) for graph in (self.graphs.low, self.graphs.high))
-        return min(low * self.factor, step), max(high * self.factor, step)
+        low, high = (self._replayed(nothing, 0.0, graph) * self.factor for graph in (self.graphs.low, self.graphs.high))
+        busy = None if self.target is None else self.target.device_ns
+        ends = with_host(step, step if busy is None else busy, low, high)
+        return float(ends[0]), float(ends[1])
 
     def _replayed(self, transfers: Numbers, others: float, graph: Graph | None = None) -> float:
         """Step with messages of this length, and with other exchanges scaled by this factor."""

@@ -14,6 +14,7 @@ import polars as pl
 
 from stepscope.analysis.serving import PUT_ASIDE, iteration_costs, iteration_table, work_launched_in
 from stepscope.predict.operations import Numbers
+from stepscope.predict.ranges import with_host
 from stepscope.predict.work_times import StepRange, StepReplays
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
@@ -69,7 +70,11 @@ class ServedIterations:
             idle = np.maximum(measured - busy, 0)
             ends = np.stack([end for each in device for end in (idle + each, np.maximum(measured, each))])
             lengths = np.stack([idle + device[0], ends.min(axis=0), ends.max(axis=0)])
-        return self._phases(lengths[0], lengths.min(axis=0), lengths.max(axis=0), device[0])
+        lengths = lengths.astype(np.float64)
+        low, high = lengths.min(axis=0), lengths.max(axis=0)
+        if not (factors[0] == 1.0).all():
+            low, high = with_host(lengths[0], device[0], low, high)
+        return self._phases(lengths[0], low, high, device[0])
 
     @cached_property
     def _table(self) -> pl.DataFrame:
@@ -125,7 +130,7 @@ class ServedIterations:
         alone = np.where((self._table["phase"] == "decode").to_numpy(), period, last - begin)
         return np.where(self._table["follows"].to_numpy(), np.append(begin[1:], begin[-1:]) - begin, alone)
 
-    def _phases(self, expected: Times, low: Times, high: Times, device: Numbers) -> tuple[ServedPhase, ...]:
+    def _phases(self, expected: Numbers, low: Numbers, high: Numbers, device: Numbers) -> tuple[ServedPhase, ...]:
         in_graph = self._work.group_by("iteration").agg(
             share=(pl.col("duration_ns") * pl.col("in_graph")).sum() / pl.col("duration_ns").sum()
         )

@@ -2,7 +2,7 @@
 
 A pass of a transformer over some tokens is a list of operations, each timed by `operation_times`. The prompt's pass
 ends with the first token; each pass after it has one token for each request, whose attention reads the whole cache. A
-pass takes what its operations take one after another, as in a captured graph: the host is not counted.
+pass takes what its operations take one after another, as in a captured graph, and what it waits for the host.
 
 With tensor parallelism each device has its share of the heads and of the columns between them, and sums of the tokens'
 states follow attention and the feed-forward part (Shoeybi and others, "Megatron-LM", 2019).
@@ -28,6 +28,24 @@ from stepscope.predict.operations import BYTES, Operations, roofline_ns
 from stepscope.predict.ranges import joint_band
 from stepscope.predict.work_times import KNOWLEDGE
 
+ONE_SHOT_NS: Final = 4_900.0
+TWO_SHOTS_NS: Final = 12_800.0
+OWN_SUM_SHARE: Final = 0.73
+"""Engines' own sums: their start and the share of the link's bandwidth, fitted to public timings of vLLM's, SGLang's
+and TensorRT-LLM's on two to eight A100, H100, H200 and B200 (`scripts/predictor/serving_kernels.py`).
+"""
+OWN_SUM_BAND: Final = (0.62, 1.76)  # factors that hold nine of ten of these on a generation that was left out
+_OWN_SUMS: Final = ("nvlink",)  # links of which such kernels were timed
+ROUTING_KERNELS: Final = 6
+"""Short kernels that sort a layer's tokens by expert, copy them and add what comes back: beside the products, public
+timings of engines' expert layers have 12 to 19 us for a token on five devices (`scripts/predictor/serving_kernels.py`).
+"""
+TOKENS_A_PASS: Final = 8192
+"""Most tokens of prompts and answers in one pass: TensorRT-LLM's default."""
+HOST_NS: Final = 2_400_000.0
+"""What the host of vLLM took for a decoding pass of 32 requests that was one graph, in a public MI300X trace. Engines
+that prepare a pass while the device works on the one before hide it; with others the device waits for it.
+"""
 TYPES: Final = ("bf16", "fp16", "fp8")
 """Number types of weights, and of the cache of keys and values."""
 _LARGEST_MIB: Final = 4
@@ -137,7 +155,10 @@ def read_model(path: Path) -> ModelShape:
     if file is not path and not file.exists():
         raise UsageError(f"{path} has no config.json: name the model's configuration, or the folder that holds it")
     try:
-        content = msgspec.json.decode(read_small(file, _LARGEST_MIB, ", too large for a model's config.json"))
+        text = read_small(file, _LARGEST_MIB, ", too large for a model's config.json")
+        if not text.strip():
+            raise UsageError(f"{file} is empty")
+        content = msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise UsageError(f"{file} is not a model's config.json: {error}") from error
     if not isinstance(content, dict):
@@ -231,6 +252,7 @@ class ServingRequest:
     devices: int = 1  # that share every layer
     weights: str | None = None  # one of TYPES; None for the model's own
     cache: str | None = None  # one of TYPES; None for the type of the arithmetic
+    host_ns: float | None = None  # that each pass waits for the host; None: none, and up to HOST_NS in the range
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,10 +260,11 @@ class PassTime:
     """One pass over the model; nanoseconds.
 
     Attributes:
-        parts: the expected time by kind of operation, the longest first; "link" for sums between devices.
-        knowledge: share of the time by what it rests on, as the values of `work_times.KNOWLEDGE`.
+        parts: the expected time by kind of operation, the longest first; "link" for sums between devices, "host" for
+            what was given.
+        knowledge: share of the device's time by what it rests on, as the values of `work_times.KNOWLEDGE`.
         roofline_ns: arithmetic at the peak, or traffic at the bandwidth, without anything between devices.
-        limit: "compute", "memory bandwidth" or "communication", which takes most of the time.
+        limit: "compute", "memory bandwidth", "communication" or "host", which takes most of the time.
     """
 
     ns: float
@@ -286,8 +309,17 @@ class ServingPrediction:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of all requests for each second of the whole answers."""
-        return None if self.total is None else self.request.batch * self.request.output / self.total[0] * 1e9
+        """Tokens of all requests for each second, where a new request takes the place of each that ends.
+
+        Prompts then pass with the others' tokens, at most TOKENS_A_PASS together: such a pass reads the weights once.
+        """
+        if self.total is None or self.prefill is None or self.decode is None:
+            return None
+        batch, tokens = self.request.batch, self.request.batch * self.request.prompt
+        shared = tokens / max(TOKENS_A_PASS - batch, 1) * (batch - 1) / batch  # passes that have both
+        products = self.decode.parts["matrix"] - batch * self.prefill.parts["matrix"] / tokens
+        saved = min(shared, self.request.output - 1) * max(products, 0.0)
+        return batch * self.request.output / (self.total[0] - saved) * 1e9
 
 
 def serving_prediction(
@@ -409,30 +441,40 @@ class _Pass:
         low, high = guessed_band(times.ns, times.low_ns, times.high_ns, device)
         low, high = np.where(learned, times.low_ns, low), np.where(learned, times.high_ns, high)
         kinds = np.where(learned, described.kind, "datasheet")
-        sums = self._sums_ns(link)
-        ns = np.append(times.ns * often, sums)
-        low = np.append(low * often, sums * (1 - TABLE_ERROR))
-        high = np.append(high * often, sums * (1 + TABLE_ERROR))
-        names = np.append(kinds, "link")
-        bases = np.append(np.where(learned, "shapes", "datasheet"), "link")
+        sums, sums_low, sums_high = self._sums_ns(link)
+        device_ns, given = np.append(times.ns * often, sums), self.request.host_ns or 0.0
+        hidden = HOST_NS if self.request.host_ns is None else 0.0
+        ns = np.append(device_ns, given)
+        low, high = np.append(low * often, (sums_low, given)), np.append(high * often, (sums_high, given + hidden))
+        names = np.append(kinds, ("link", "host"))
+        by_timings = link is not None and link.hardware in _OWN_SUMS
+        bases = np.append(np.where(learned, "shapes", "datasheet"), "shapes" if by_timings else "datasheet")
         low, high = joint_band(ns, low, high, names, np.arange(len(ns)), np.arange(len(ns)))
         roofs = roofline_ns(described, device) * often
-        low = np.maximum(low, np.append(np.minimum(times.ns * often, _least(described, often, roofs, device)), 0.0))
+        reached = np.minimum(times.ns * often, _least(described, often, roofs, device))
+        low = np.maximum(low, np.append(reached, (0.0, given)))
         return PassTime(
             ns=float(ns.sum()),
             low_ns=float(low.sum()),
             high_ns=float(high.sum()),
-            parts=_sums(np.append(described.kind, "link"), ns),
-            knowledge=_shares(bases, ns),
+            parts=_sums(np.append(described.kind, ("link", "host")), ns),
+            knowledge=_shares(bases, device_ns),
             roofline_ns=float(roofs.sum()),
-            limit=_limit(described, device, times.ns * often, sums),
+            limit=_limit(described, device, times.ns * often, {"communication": sums, "host": given}),
         )
 
-    def _sums_ns(self, link: Link | None) -> float:
+    def _sums_ns(self, link: Link | None) -> tuple[float, float, float]:
+        """The pass's sums between devices, and their range: which of both kernels an engine has is unknown."""
         if link is None:
-            return 0.0
-        size = self.tokens * self.model.hidden * BYTES[self.types.states]
-        return 2 * self.model.layers * link.transfer_ns("all_reduce", size, self.request.devices)
+            return 0.0, 0.0, 0.0
+        size, devices = float(self.tokens * self.model.hidden * BYTES[self.types.states]), self.request.devices
+        ns, library = sum_ns(link, size, devices), link.transfer_ns("all_reduce", size, devices)
+        least, most = library * (1 - TABLE_ERROR), library * (1 + TABLE_ERROR)
+        if link.hardware in (*_OWN_SUMS, "infinity fabric"):
+            own = min(own_sum_ns(link, size, devices), library)
+            least, most = own * OWN_SUM_BAND[0], max(own * OWN_SUM_BAND[1], most)
+        times = 2 * self.model.layers
+        return times * ns, times * least, times * most
 
     def _operations(self) -> Iterator[_Operation]:
         model, shared, size = self.model, self.request.devices, BYTES[self.types.states]
@@ -442,10 +484,12 @@ class _Pass:
         rows = float(self.tokens * model.hidden)
         yield _Operation("embedding", "embedding", self.types.states, 1, 2.0 * states, columns=rows)
         yield self._streamed("norm", 2 * model.layers + 1, 4 * states)  # with the sum before it
+        yield from self._quantised(model.hidden, model.layers)
         yield self._product("qkv", self.tokens, heads + 2 * keys, model.hidden, model.layers)
         yield self._streamed("rotary", model.layers, 2 * self.tokens * (heads + keys) * size)
         yield self._streamed("cache", model.layers, 2 * self.tokens * keys * (size + BYTES[self.types.cache]))
         yield self._attention(heads, keys)
+        yield from self._quantised(heads, model.layers)
         yield self._product("projection", self.tokens, model.hidden, heads, model.layers)
         yield from self._feed_forward()
         last = self.request.batch
@@ -482,6 +526,8 @@ class _Pass:
         share = model.experts_per_token / model.experts
         used = model.experts * (1 - (1 - share) ** self.tokens)  # experts that at least one token is sent to
         rows = self.tokens * model.experts_per_token / used
+        copied = 2 * self.tokens * (1 + model.experts_per_token) * model.hidden * BYTES[self.types.states]
+        yield self._streamed("routing", ROUTING_KERNELS * sparse, copied / ROUTING_KERNELS)
         yield from self._dense(model.expert_feed_forward, sparse, "expert ", used, rows)
 
     def _dense(
@@ -493,10 +539,18 @@ class _Pass:
         model, rows = self.model, self.tokens if rows is None else rows
         inside = width / self.request.devices
         wide = inside * (2 if model.gated else 1)
+        yield from self._quantised(model.hidden, layers, batch * rows)
         yield self._product(f"{name}up", rows, wide, model.hidden, layers, batch=batch)
         moved = batch * rows * (wide + inside) * BYTES[self.types.states]
         yield self._streamed(f"{name}act", layers, moved)
+        yield from self._quantised(inside, layers, batch * rows)
         yield self._product(f"{name}down", rows, model.hidden, inside, layers, batch=batch)
+
+    def _quantised(self, inner: float, layers: int, rows: float | None = None) -> Iterator[_Operation]:
+        """The kernel that brings a product's input into fp8."""
+        if self.types.products == "fp8":
+            numbers = (self.tokens if rows is None else rows) * inner
+            yield self._streamed("quantisation", layers, numbers * (BYTES[self.types.states] + BYTES["fp8"]))
 
     def _streamed(self, name: str, times: float, moved: float) -> _Operation:
         """An engine's own kernel that passes over its numbers once, such as one that adds and normalises.
@@ -524,6 +578,21 @@ class _Pass:
         return _Operation(name, "matrix", kind, times, moved, flops, batch, rows, columns, inner)
 
 
+def sum_ns(link: Link, size: float, devices: int) -> float:
+    """Nanoseconds of a sum of `size` bytes between devices: the engine's own kernel, or the communication library."""
+    library = link.transfer_ns("all_reduce", size, devices)
+    return min(own_sum_ns(link, size, devices), library) if link.hardware in _OWN_SUMS else library
+
+
+def own_sum_ns(link: Link, size: float, devices: int) -> float:
+    """In one shot each device reads all of the others' numbers; in two it sums its share and reads the others' sums."""
+    own = OWN_SUM_SHARE * link.bandwidth_bytes_s / 1e9
+    if link.peers is not None:
+        own *= min(devices - 1, link.peers) / link.peers
+    shares = 2 * (devices - 1) / devices * size / own
+    return min(ONE_SHOT_NS + (devices - 1) * size / own, TWO_SHOTS_NS + shares)
+
+
 def _least(operations: Operations, often: Any, roofs: Any, device: DevicePeaks) -> Any:
     """The products' roofline, less the part of the weights that the cache may still hold."""
     is_product = operations.kind == "matrix"
@@ -536,22 +605,16 @@ def _sums(names: Any, ns: Any) -> dict[str, float]:
     return dict(sorted(((name, each) for name, each in found.items() if each > 0), key=lambda one: -one[1]))
 
 
-_BASES: Final = {"shapes": KNOWLEDGE["shapes"], "datasheet": KNOWLEDGE["datasheet"], "link": KNOWLEDGE["datasheet"]}
-
-
 def _shares(bases: Any, ns: Any) -> dict[str, float]:
-    shares: dict[str, float] = {}
-    for basis, each in _sums(bases, ns).items():
-        shares[_BASES[basis]] = shares.get(_BASES[basis], 0.0) + each / float(ns.sum())
-    return shares
+    return {KNOWLEDGE[basis]: each / float(ns.sum()) for basis, each in _sums(bases, ns).items()}
 
 
-def _limit(operations: Operations, device: DevicePeaks, ns: Any, sums: float) -> str:
+def _limit(operations: Operations, device: DevicePeaks, ns: Any, others: Mapping[str, float]) -> str:
     rates = np.array([device.flops_s.get(kind, np.inf) for kind in operations.number_type.tolist()])
     computes = operations.flops / rates > operations.bytes / device.bandwidth_bytes_s
     by_limit = {
         "compute": float(ns[computes].sum()),
         "memory bandwidth": float(ns[~computes].sum()),
-        "communication": sums,
+        **others,
     }
     return max(by_limit, key=lambda name: by_limit[name])

@@ -63,7 +63,7 @@ from stepscope.predict.operations import (
     tf32_of,
     types_on,
 )
-from stepscope.predict.ranges import HOST, widths
+from stepscope.predict.ranges import with_host
 from stepscope.predict.trace_operations import CalledOperations
 from stepscope.trace import Trace
 from stepscope.trace.nesting import Rows
@@ -271,7 +271,7 @@ class _Device:
             return
         before = calls.times_on(self.source)
         total = np.bincount(place, measured, len(after.ns)).astype(np.float64)
-        factors = _factors(total, before, after, alike=_are_alike(self.source, self.target))
+        factors = ratios_of(total, before, after, alike=are_alike(self.source, self.target))
         ends = tuple(_floored(measured, one[place]) for one in factors)
         learned = ((before.basis == "learned") & (after.basis == "learned"))[place]
         self._answer_known(rows, learned, "learned ratio", ends)
@@ -407,14 +407,14 @@ def _kernels_are_low(work: pl.DataFrame) -> bool:
     return bool(ns[low].sum() > ns.sum() / 2)
 
 
-def _are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
+def are_alike(source: DevicePeaks, target: DevicePeaks) -> bool:
     """Whether devices share a compute capability, or an architecture where they have no capability."""
     if source.capability is None or target.capability is None:
         return source.architecture == target.architecture != ""
     return (source.vendor, source.capability) == (target.vendor, target.capability)
 
 
-def _factors(
+def ratios_of(
     measured: Numbers, before: OperationTimes, after: OperationTimes, *, alike: bool
 ) -> tuple[Numbers, Numbers, Numbers]:
     """Factors on each call's kernels, with the band.
@@ -468,6 +468,12 @@ class StepRange:
     low_ns: float
     high_ns: float
     replays: tuple[Replay, ...] = ()  # with expected, low and high durations; none where steps cannot be replayed
+
+
+def _ranged(step: ReplayedStep, low: float, high: float, replays: tuple[Replay, ...] = ()) -> StepRange:
+    """With the host's uncertainty beside the device's."""
+    ends = with_host(step.step_ns, step.device_ns, low, high)
+    return StepRange(step, float(ends[0]), float(ends[1]), replays)
 
 
 class StepReplays:
@@ -592,18 +598,10 @@ class StepReplays:
         if self.shows_only_launches:
             idle_ns = max(self.measured_ns - self.measured_device_ns, 0.0) * self._host_factor
             shortest = min(shortest, idle_ns + least.device_ns)
-        below, above = self._host_ns(step)
-        shortest = step.step_ns - float(np.hypot(max(step.step_ns - shortest, 0.0), below))
-        longest = step.step_ns + float(np.hypot(max(most.step_ns - step.step_ns, 0.0), above))
         replays = tuple(each.replay for each in (step, least, most) if each.replay is not None)
-        return StepRange(step, shortest, longest, replays)
-
-    def _host_ns(self, step: ReplayedStep) -> tuple[float, float]:
-        """How much less and more of the time in which no device works another recording may show."""
-        if step.step_ns == self.measured_ns and (step.factors == 1.0).all():
-            return 0.0, 0.0
-        idle_ns, width = max(step.step_ns - step.device_ns, 0.0), widths()[HOST]
-        return idle_ns * -float(np.expm1(-width)), idle_ns * float(np.expm1(width))
+        if step.step_ns == self.measured_ns and (step.factors == 1.0).all():  # the recorded device itself
+            return StepRange(step, shortest, most.step_ns, replays)
+        return _ranged(step, shortest, most.step_ns, replays)
 
     def with_host_time(
         self,
@@ -649,7 +647,7 @@ class StepReplays:
             return StepRange(ReplayedStep(step_ns, busy_ns, expected), step_ns, step_ns)
         longer = (1.0, self._input_factor)  # how much of the idle time was waiting for batches is unknown
         ends = [end for each in devices for k in longer for end in (k * idle_ns + each, max(k * host_ns, each))]
-        return StepRange(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
+        return _ranged(ReplayedStep(idle_ns + devices[0], devices[0], expected), min(ends), max(ends))
 
     def _scale_of(self, factors: Numbers) -> float:
         works = self.experiment.works

@@ -10,7 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from stepscope.diagnosis.finding import Unreadable
-from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks
+from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, with_measured_shares
 from stepscope.predict.cost.prices import Price
 from stepscope.predict.limits import Link
 from stepscope.predict.prediction import PredictedSteps, StepPrediction
@@ -184,6 +184,8 @@ def _head(answer: PredictedSteps) -> Iterator[str]:
     busy = "; no device's work was recorded"
     if answer.busy_share is not None:
         busy = f"; the device works {share(answer.busy_share)} of it"
+    if answer.steady_ns is not None:
+        busy += f"; without what predictions leave out, {duration(answer.steady_ns)}"
     yield f"{file_name(answer.path)}: {took}{busy}."
     if answer.unrecorded_ns and answer.unrecorded_ns < _SLOWED * answer.measured_ns:
         yield (
@@ -352,6 +354,7 @@ def predict_json(answer: PredictedSteps) -> dict[str, Any]:
         trace=fields(answer, "path", "format", "warnings"),
         steps={"source": "recorded" if answer.stepped else "none", "count": answer.step_count},
         step_ns=answer.measured_ns,
+        steady_step_ns=answer.measured_ns if answer.steady_ns is None else answer.steady_ns,
         **fields(answer, *names, "memory"),
         range_holds=None if _has_bounds(answer) else HELD,
         predictions=[_prediction(each) for each in answer.predictions],
@@ -455,12 +458,21 @@ _PRICE_COLUMNS: Final = (
 def device_document(row: DevicePeaks) -> Document:
     """Report every known figure of a device with its unit, then the sources."""
     made = ", ".join(filter(None, (row.vendor, row.architecture)))
+    chip = with_measured_shares(row)
     figures = {
         "also called": ", ".join(row.aliases),
         "memory": _amount(row.memory_bytes, 1e9, "GB"),
-        "bandwidth": _with_measured(row.bandwidth_bytes_s, row.sustained_bandwidth_bytes_s, 1e9, "GB/s"),
+        "bandwidth": _with_measured(
+            row.bandwidth_bytes_s, row.sustained_bandwidth_bytes_s, 1e9, "GB/s", chip.sustained_bandwidth_bytes_s
+        ),
         **{
-            kind: _with_measured(row.flops_s.get(kind), row.sustained_flops_s.get(kind), 1e12, _unit(kind))
+            kind: _with_measured(
+                row.flops_s.get(kind),
+                row.sustained_flops_s.get(kind),
+                1e12,
+                _unit(kind),
+                chip.sustained_flops_s.get(kind),
+            )
             for kind in NUMBER_TYPES
         },
         "best bf16": _best(row),
@@ -508,9 +520,14 @@ def _best(row: DevicePeaks) -> str:
     return _amount(best, 1e12, "TFLOP/s measured for any product") if is_more else ""
 
 
-def _with_measured(peak: float | None, measured: float | None, unit: float, name: str) -> str:
+def _with_measured(
+    peak: float | None, measured: float | None, unit: float, name: str, of_chip: float | None = None
+) -> str:
+    """A peak with what was measured, or else with what it would be as on others of the chip."""
     if peak is None:
         return _amount(measured, unit, f"{name} measured")
+    if measured is None and of_chip is not None:
+        return f"{_amount(peak, unit, name)}; {of_chip / peak:.0%} in predictions, as others of the chip reach"
     if measured is None or measured == peak:
         return _amount(peak, unit, name)
     return f"{_amount(peak, unit, name)}; {_amount(measured, unit, name)} measured ({measured / peak:.0%})"

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.predict.serving import ModelShape, PassTime, ServingPrediction, ServingRequest
+from stepscope.predict.serving import HOST_NS, ModelShape, PassTime, ServingPrediction, ServingRequest
 from stepscope.report.document import Document, Items, Section, Table, fields, section_if, sentences, stamped, texts
-from stepscope.report.format import count, duration, file_name, share, size
+from stepscope.report.format import count, duration, file_name, size
 from stepscope.report.predict import range_text
 
 _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
@@ -20,7 +20,7 @@ _COLUMNS: Final[dict[str, type[pl.DataType]]] = {
     "tokens_per_s": pl.Float64,
     "at_once": pl.Int64,
 }
-_LINK: Final = "sums between devices"
+_LINK: Final = "communication"
 
 
 def serving_document(
@@ -41,17 +41,22 @@ def serving_document(
     what = "What answers would take, and where nine of ten should lie"
     blocks = (
         Section("", texts(head), is_quiet=True),
-        Section(what, (Table(times, "devices", len(rows)), *texts(_MEANING))),
+        Section(what, (Table(times, "devices", len(rows)), *texts(_meaning(request)))),
         *_parts(rows),
         *section_if("", *((Items(notes),) if notes else ()), is_quiet=True),
     )
     return Document("serving", blocks)
 
 
-_MEANING: Final = (
-    "first token: from the prompts, all at once, to a token of each; each token: the mean of the further ones; at "
-    "once: how many such requests fit beside the weights. The host and the server around it are not counted."
-)
+def _meaning(request: ServingRequest) -> str:
+    host = f"Nothing is added for the host, but up to {duration(HOST_NS)} of each pass to the ranges"
+    if request.host_ns is not None:
+        host = f"Each pass waits {duration(request.host_ns)} for the host, as given"
+    return (
+        "first token: from the prompts, all at once, to a token of each; each token: the mean of the further ones; "
+        "answer: of a batch that starts together; tokens per s: with a new request for each that ends; at once: how "
+        f"many such requests fit beside the weights. {host}. Queues and the server are not counted."
+    )
 
 
 def _asked(request: ServingRequest) -> str:
@@ -115,7 +120,7 @@ def _parts(found: Sequence[ServingPrediction]) -> Iterator[Section]:
 
 def _largest(one: PassTime) -> dict[str, str]:
     named = {_LINK if kind == "link" else kind: ns for kind, ns in one.parts.items()}
-    return {"most_of_it": ", ".join(f"{kind} {share(ns / one.ns)}" for kind, ns in list(named.items())[:2])}
+    return {"most_of_it": ", ".join(f"{kind} {100 * ns / one.ns:.0f} %" for kind, ns in list(named.items())[:2])}
 
 
 def _knowledge(one: PassTime) -> dict[str, float]:

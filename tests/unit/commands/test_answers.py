@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,10 +17,11 @@ import stepscope
 from stepscope.commands import COMMANDS, main
 from stepscope.commands.shared import answers, output
 from stepscope.machine import devices
+from tests.simulator import write_kineto
+from tests.simulator.programs import item_every_step
 from tests.unit.recording import saved
 from tests.unit.waiting_twice import waiting_twice
 
-EXAMPLE = Path(__file__).parents[3] / "examples/gpt2_per_token_loss_cpu.json.gz"
 LONG_AGO_S = 1_700_000_000
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11) or os.name != "posix", reason="answers are not kept here")
@@ -34,9 +34,7 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    path = folder / "trace.json.gz"
-    shutil.copyfile(EXAMPLE, path)
-    return settled(path)
+    return settled(write_kineto(item_every_step(), folder / "trace.json.gz"))
 
 
 def settled(path: Path) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from lsprotocol import types as lsp
 from pygls.protocol import default_converter
 
 from stepscope.commands.assist.file_notes import Answer, FileNotes, edits_of
+from tests.work_done import counting
 
 FILE = "/job/train.py"
 PHASES = ("forward", "backward", "optimizer", "input", "other")
@@ -162,7 +162,7 @@ def test_a_refused_change_says_why() -> None:
     assert (bad.edit is None, bad.disabled is None) == (True, False)
 
 
-def test_a_thousand_hints_of_a_long_file_take_no_time() -> None:
+def test_a_thousand_hints_of_a_long_file_take_little_work() -> None:
     text = "".join(f"value_{line} = layer_{line % 7}(value_{line - 1})\n" for line in range(10_000))
     rows = [row(10 * number + 1, forward=10**6) for number in range(1_000)]
     rows = [{**each, "total_ns": 10**9} for each in rows]
@@ -171,11 +171,12 @@ def test_a_thousand_hints_of_a_long_file_take_no_time() -> None:
     make: Callable[[], Any] = default_converter
     converter = make()
     converter.unstructure(found.hints(0, 1))  # makes its functions at the first use
-    begin = time.process_time()
 
-    hints = found.hints(0, 10_000)
-    sent = json.dumps(converter.unstructure(hints))
+    with counting() as work:
+        hints = found.hints(0, 10_000)
+        sent = json.dumps(converter.unstructure(hints))
 
-    assert time.process_time() - begin < 0.05
+    print(work.total)
+    assert work.total < 200_000
     assert len(hints) == 1_000
     assert sent.count("ms") == 1_000

@@ -147,15 +147,26 @@ def test_the_shipped_model_knows_how_large_the_timings_are() -> None:
 
 
 @pytest.mark.parametrize("bandwidth", [None, 1.3e12])
+@pytest.mark.parametrize(("vendor", "wider"), [("NVIDIA", 1.0), ("AMD", 1.5)])
 def test_of_a_generation_that_was_not_learned_nothing_is_learned_though_its_bandwidth_is_known(
-    bandwidth: float | None,
+    bandwidth: float | None, vendor: str, wider: float
 ) -> None:
-    device = replace(TERABYTE, architecture="CDNA 2", sustained_bandwidth_bytes_s=bandwidth)
+    device = replace(TERABYTE, architecture="new", vendor=vendor, sustained_bandwidth_bytes_s=bandwidth)
 
     times = memory_times(one("elementwise", 1e6), device, MODEL)
 
     assert times.basis.tolist() == ["roofline"]
-    assert (times.high_ns / times.ns).tolist() == pytest.approx([1.25 * 1.5])
+    assert (times.high_ns / times.ns).tolist() == pytest.approx([1.25 * wider])
+
+
+@pytest.mark.parametrize(("columns", "turns"), [(3137.0, 6), (5185.0, 4)])
+def test_softmax_of_unaligned_rows_takes_a_turn_of_whole_vectors_and_one_for_each_number_of_the_rest(
+    columns: float, turns: int
+) -> None:
+    rows = one("softmax", 4e5 * columns, number_type="bf16", rows=1e5, columns=columns)
+    blocks = 2048 / (256 if columns < 4096 else 512) * 80
+
+    assert memory_times(rows, TERABYTE).ns[0] == pytest.approx(1e5 / blocks * turns * 6_000 / 1.5 + 2_000)
 
 
 def test_unknown_traffic_has_no_time() -> None:

@@ -11,10 +11,10 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks, device_table, named_device
 from stepscope.predict.prediction import StepPredictor
-from stepscope.predict.ranges import COMMON, joint_band
+from stepscope.predict.ranges import COMMON, joint_band, with_host
 from stepscope.predict.work_times import StepReplays, work_times
 from stepscope.readers import open_trace
-from stepscope.trace import Metadata, Trace
+from stepscope.trace import Metadata, Trace, TraceWarning
 from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif.experiment import Experiment
@@ -122,7 +122,7 @@ def unexplained() -> Trace:
 
 
 def test_where_replays_promise_nothing_a_bracket_is_given() -> None:
-    """The idle 600 us stay, or the host needs the whole step."""
+    """The idle 600 us stay, or the host needs the whole step; the host may take another time."""
     experiment = Experiment(unexplained())
     assert experiment.why_not is not None
     replays = StepReplays(experiment)
@@ -130,8 +130,9 @@ def test_where_replays_promise_nothing_a_bracket_is_given() -> None:
     faster = replays.with_work(np.full(2, 0.5), np.full(2, 0.5), np.full(2, 0.5))
     slower = replays.with_work(np.full(2, 4.0), np.full(2, 4.0), np.full(2, 4.0))
 
-    assert (faster.low_ns, faster.expected.step_ns, faster.high_ns) == (800 * US, 800 * US, 1000 * US)
-    assert (slower.low_ns, slower.expected.step_ns, slower.high_ns) == (1600 * US, 2200 * US, 2200 * US)
+    assert (faster.expected.step_ns, slower.expected.step_ns) == (800 * US, 2200 * US)
+    assert (faster.low_ns, faster.high_ns) == with_host(800 * US, 200 * US, 800 * US, 1000 * US)
+    assert (slower.low_ns, slower.high_ns) == with_host(2200 * US, 1600 * US, 1600 * US, 2200 * US)
     assert replays.host_ns is None
     own = predict_step(unexplained(), named_device("A100-SXM4-80GB"))
     assert (own.low_ns, own.step_ns, own.high_ns) == (1000 * US,) * 3
@@ -258,8 +259,10 @@ def test_from_shapes_alone_the_arithmetic_leaves_the_host() -> None:
     found = predict_step(without_device("[[4, 4], [4, 4]]"), named_device("H100-SXM"))
 
     assert found.step_ns is not None
+    assert found.device_ns is not None
     assert found.host_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 6.5) * US, rel=1e-6)
-    assert found.low_ns == pytest.approx((1000 - 603 + 2 * 3 + 2 * 3.3) * US, rel=1e-6)
+    least = (1000 - 603 + 2 * 3 + 2 * 3.3) * US
+    assert found.low_ns == pytest.approx(with_host(found.step_ns, found.device_ns, least, 0.0)[0], rel=1e-6)
     assert found.step_ns == found.host_ns
     assert (found.limit, found.measured_ns) == ("host", 1000 * US)  # 197 us of Python, 19 of dispatch, 200 of loading
     assert found.limit_cause == "python"
@@ -346,7 +349,8 @@ def test_of_bare_launches_the_range_begins_where_the_host_waited() -> None:
     found = predict_step(recording.trace(), device(2039_000))
 
     assert found.step_ns == pytest.approx(512 * US, rel=0.01)
-    assert found.low_ns == pytest.approx(112 * US, rel=0.06)
+    assert found.device_ns is not None
+    assert found.low_ns == pytest.approx(with_host(found.step_ns, found.device_ns, 112 * US, 0.0)[0], rel=0.06)
     assert [note.split(":")[0] for note in found.notes] == ["only the host's launches were recorded"]
 
 
@@ -451,3 +455,25 @@ def test_one_off_work_is_no_part_of_the_step() -> None:
     assert other.step_ns == pytest.approx(22_000 * US, rel=0.05)
     assert other.host_ns == pytest.approx(2_000 * US, rel=0.01)
     assert "81%" in own.notes[0]
+
+
+def test_operators_of_a_lost_device_are_no_processors_own() -> None:
+    """A file that is cut off before its device's work, or launches without any, would pass for a processor's step."""
+    trace = without_device("[[4, 4], [4, 4]]")
+    cut = (TraceWarning("truncated", 1, "the file is truncated"),)
+    lost = replace(trace, metadata=replace(trace.metadata, devices=(A100,)), warnings=cut)
+
+    found = predict_step(lost, named_device("L4"))
+
+    assert predict_step(replace(trace, warnings=cut), named_device("L4")).step_ns
+    assert found.step_ns is None
+    assert "cut off" in found.notes[-1]
+
+
+def test_launches_without_work_predict_nothing() -> None:
+    recording = Recording(Metadata(format="kineto"))
+    recording.step(0, 1000 * US, 0)
+    recording.operator(0, 600 * US, "aten::mm", input_shapes="[[4, 4], [4, 4]]", input_types='["float", "float"]')
+    recording.launch(100 * US, 5 * US, 1)
+
+    assert predict_step(recording.trace(), named_device("L4")).step_ns is None

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.predict.ranges import GUESSED, HOST, STEP, step_band, widths
+from stepscope.predict.ranges import GUESSED, HOST, STEP, step_band, widths, with_host
 
 ONE = np.array([0]), np.arange(1)
 TEN = np.array([10.0])
@@ -36,12 +36,23 @@ def test_the_table_has_what_steps_need() -> None:
     assert all(0 < width < 3 for width in widths().values())
 
 
-def test_four_of_five_cases_lie_in_a_width_and_each_group_counts_alike() -> None:
+def test_a_width_holds_four_of_five_cases_of_one_more_group() -> None:
     ranges = pytest.importorskip("scripts.predictor.ranges", exc_type=ImportError)
     scores = {"A": np.linspace(0.01, 1, 100), "B": np.array([0.1])}
 
-    assert ranges.width_of(scores) == pytest.approx(0.6, abs=0.02)
+    assert ranges.width_of({str(score): np.array([float(score)]) for score in range(1, 10)}) == pytest.approx(8)
+    assert ranges.width_of(scores) == pytest.approx(0.5, abs=0.03)  # of two groups the larger, in half of the draws
     assert ranges.left_out_in_turn(scores) == {"A": pytest.approx(0.1), "B": 1.0}
+
+
+def test_the_host_and_the_device_err_apart() -> None:
+    width = widths()[HOST]
+
+    low, high = with_host(1000.0, 400.0, 900.0, 1200.0)
+
+    assert low == pytest.approx(1000 - np.hypot(100, 600 * (1 - np.exp(-width))))
+    assert high == pytest.approx(1000 + np.hypot(200, 600 * (np.exp(width) - 1)))
+    assert with_host(1000.0, 1100.0, 1000.0, 1000.0) == (1000.0, 1000.0)
 
 
 def test_a_score_is_the_error_in_half_widths() -> None:

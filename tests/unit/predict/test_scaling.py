@@ -477,7 +477,7 @@ def test_of_a_target_the_link_to_others_counts_once() -> None:
     # Of the all-reduce's 100 us 19.455 are NVLink's, so that 38.9 of the all-to-all's 200 change with the link: three
     # times as long over 100 GB/s, and over the card's own PCIe as many times as the all-reduce. Alone nothing changes.
     assert [one.step_ns for one, _ in steps] == pytest.approx([steps[0][0].step_ns] * 2)
-    assert [one.high_ns for one, _ in steps] == pytest.approx([steps[0][0].high_ns] * 2)
+    assert [one.high_ns for one, _ in steps] == pytest.approx([steps[0][0].high_ns] * 2, rel=0.005)  # the host's part
     assert steps[1][1].communication_ns == pytest.approx(200_000 + 2 * 38_910 + 10_000, rel=0.001)
     assert steps[0][1].communication_ns == pytest.approx(200_000 + 84_022 + 10_000, rel=0.001)
 

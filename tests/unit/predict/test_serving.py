@@ -13,7 +13,18 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
 from stepscope.predict.limits import named_link
-from stepscope.predict.serving import ServingRequest, model_of, read_model, serving_prediction
+from stepscope.predict.operation_times import ENGINE_SHARE, ENGINE_START_NS, sustained_bandwidth
+from stepscope.predict.operations import USUAL_SHARE
+from stepscope.predict.serving import (
+    HOST_NS,
+    ONE_SHOT_NS,
+    ROUTING_KERNELS,
+    ServingRequest,
+    model_of,
+    read_model,
+    serving_prediction,
+    sum_ns,
+)
 from stepscope.report.serving import serving_document, serving_json
 from stepscope.report.text import text_of
 from tests.e2e.conftest import run_here
@@ -103,8 +114,65 @@ def test_attention_reads_a_cache_that_grows() -> None:
         assert decode is not None
         return decode.parts["attention"]
 
-    assert attention(8192, "bf16") == pytest.approx(4 * attention(2048, "bf16"), rel=0.05)
-    assert attention(8192, "fp8") == pytest.approx(attention(8192, "bf16") / 2, rel=0.05)
+    start = 32 * ENGINE_START_NS
+    assert attention(8192, "bf16") - start == pytest.approx(4 * (attention(2048, "bf16") - start), rel=0.05)
+    assert attention(8192, "fp8") - start == pytest.approx((attention(8192, "bf16") - start) / 2, rel=0.05)
+    read = 64 * MODEL.cache_bytes(8192, "bf16")
+    assert attention(8192, "bf16") - start == pytest.approx(1e9 * read / sustained_bandwidth(H100), rel=0.05)
+
+
+def test_attention_of_a_prompt_is_slower_than_the_roofline_and_has_no_rate_on_other_makers() -> None:
+    for device, known in ((H100, True), (named_device("MI300X"), False)):
+        prefill = serving_prediction(MODEL, ServingRequest(prompt=8192, output=1), device).prefill
+        assert prefill is not None
+        flops = 4 * 32 * 32 * 128 * 8192 * 8193 / 2
+        share = flops / device.flops_s["bf16"] * 1e9 / prefill.parts["attention"]
+        assert (0.3 < share < ENGINE_SHARE) if known else share <= USUAL_SHARE
+
+
+def test_sums_are_the_engine_s_own_over_nvlink() -> None:
+    nvlink, pcie = named_link("nvlink4"), named_link("pcie4")
+    for size in (8_192, 2**21):
+        assert sum_ns(nvlink, size, 4) < nvlink.transfer_ns("all_reduce", size, 4)
+        assert sum_ns(pcie, size, 4) == pcie.transfer_ns("all_reduce", size, 4)
+    assert sum_ns(nvlink, 8_192, 8) == pytest.approx(ONE_SHOT_NS, rel=0.1)
+    assert sum_ns(nvlink, 2**30, 8) == nvlink.transfer_ns("all_reduce", 2**30, 8)
+
+
+def test_the_host_is_added_as_given_and_else_in_the_range_alone() -> None:
+    hidden, waiting = (serving_prediction(MODEL, ServingRequest(host_ns=ns), H100).decode for ns in (None, 4e6))
+    none = serving_prediction(MODEL, ServingRequest(host_ns=0.0), H100).decode
+    assert hidden is not None
+    assert waiting is not None
+    assert none is not None
+
+    assert waiting.ns - hidden.ns == waiting.parts["host"] == 4e6
+    assert waiting.low_ns - hidden.low_ns == pytest.approx(4e6)
+    assert (none.ns, none.low_ns) == (hidden.ns, hidden.low_ns)
+    assert none.high_ns < hidden.high_ns < none.high_ns + HOST_NS
+    assert sum(waiting.knowledge.values()) == pytest.approx(1)
+    small = serving_prediction(replace(MODEL, layers=1), ServingRequest(host_ns=4e6), H100).decode
+    assert small is not None
+    assert small.limit == "host"
+
+
+def test_new_prompts_pass_with_the_tokens_of_others() -> None:
+    alone, many = (serving_prediction(MODEL, ServingRequest(batch=n, prompt=2048, output=128), H100) for n in (1, 64))
+    assert alone.total is not None
+    assert many.total is not None
+
+    assert alone.tokens_per_s == pytest.approx(128 / alone.total[0] * 1e9)
+    assert many.tokens_per_s is not None
+    assert 1.01 < many.tokens_per_s / (64 * 128 / many.total[0] * 1e9) < 1.3
+
+
+def test_in_fp8_each_product_s_input_is_quantised() -> None:
+    plain, fp8 = (serving_prediction(MODEL, ServingRequest(weights=kind), H100).decode for kind in ("bf16", "fp8"))
+    assert plain is not None
+    assert fp8 is not None
+
+    extra = fp8.parts["elementwise"] - plain.parts["elementwise"]
+    assert extra == pytest.approx(32 * 4 * 2_000, rel=0.05)
 
 
 def test_devices_share_weights_and_add_their_sums() -> None:
@@ -135,6 +203,10 @@ def test_a_batch_meets_more_experts() -> None:
     assert one.decode is not None
     assert many.decode is not None
     assert 2.5 < many.decode.roofline_ns / one.decode.roofline_ns < 5  # 8 of 8 experts instead of 2
+    dense = serving_prediction(MODEL, ServingRequest(), named_device("B200")).decode
+    assert dense is not None
+    routing = one.decode.parts["elementwise"] - dense.parts["elementwise"]
+    assert routing == pytest.approx(32 * ROUTING_KERNELS * 2_000, rel=0.1)
 
 
 def test_what_does_not_fit_and_what_is_refused() -> None:
@@ -191,13 +263,17 @@ def test_the_command(tmp_path: Path) -> None:
     )
 
 
-def test_the_cases_of_the_benchmark_can_be_predicted() -> None:
+def test_the_benchmark_divides_its_cases_by_source() -> None:
     folder = Path(__file__).parents[3] / "benchmarks"
     models = json.loads((folder / "serving_models.json").read_text())
-    with (folder / "serving_cases.csv").open() as file:
-        cases = list(csv.DictReader(file))
+    sources = {row["source"]: row for row in csv.DictReader((folder / "serving_sources.csv").read_text().splitlines())}
+    cases = list(csv.DictReader((folder / "serving_cases.csv").read_text().splitlines()))
+    assert {case["source"] for case in cases} == set(sources)
+    assert {each["set"] for each in sources.values()} == {"development", "test"}
+    assert all(each["url"].startswith("https://") for each in sources.values())
+    for name in {case["model"] for case in cases}:
+        model_of(models[name], name)
     for case in cases:
-        model_of(models[case["model"]], case["model"])
         named_device(case["device"])
-        assert case["source"].startswith("https://")
-        assert any(float(case[name] or 0) > 0 for name in ("prefill_ms", "decode_ms", "total_ms"))
+        assert float(case["measured_ms"]) > 0
+        assert float(case["first_ms"]) > 0

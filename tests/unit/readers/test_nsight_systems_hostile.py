@@ -292,7 +292,7 @@ class TestDamage:
         ).read_bytes()
         chance = random.Random(7)
         refused = 0
-        for _ in range(80):
+        for _ in range(30):
             data = bytearray(whole)
             for _ in range(chance.choice([1, 5, 50, 500])):
                 data[chance.randrange(16, len(data))] = chance.randrange(256)

@@ -64,16 +64,16 @@ export function Predict() {
 const LIMITS: Record<string, string> = { host: "the host", compute: "computation", memory: "memory", communication: "communication", copy: "copies" };
 
 function Predictions({ document }: { document: Document }) {
-  const { predictions, step_ns } = document;
+  const { predictions, step_ns, steady_step_ns } = document;
   const price = Number.parseFloat(parameter("price") ?? "");
-  const most = Math.max(step_ns, ...predictions.map((row) => row.high_ns ?? 0), 1);
+  const most = Math.max(steady_step_ns, ...predictions.map((row) => row.high_ns ?? 0), 1);
   const columns: Column<Prediction>[] = [
     { name: "device", title: "Device", value: (row) => row.device, width: 150 },
     {
       name: "range",
       title: "A step on one scale",
       value: () => null,
-      show: (row) => <Ranged value={row.step_ns} low={row.low_ns} high={row.high_ns} most={most} mark={step_ns} />,
+      show: (row) => <Ranged value={row.step_ns} low={row.low_ns} high={row.high_ns} most={most} mark={steady_step_ns} />,
       width: 160,
       tip: "The thin line is the recorded device",
     },
@@ -83,8 +83,8 @@ function Predictions({ document }: { document: Document }) {
     {
       name: "pays_off",
       title: "Pays off below",
-      value: (row) => (Number.isNaN(price) || row.step_ns === null ? null : (price * step_ns) / row.step_ns),
-      show: (row) => paysOff(row, price * step_ns),
+      value: (row) => (Number.isNaN(price) || row.speed_up === null ? null : price * row.speed_up),
+      show: (row) => paysOff(row, price),
       isNumber: true,
       width: 168,
       tip: "The price of an hour at which a step costs as much as on the recorded device",
@@ -110,7 +110,7 @@ function Predictions({ document }: { document: Document }) {
   return (
     <>
       <p>
-        A step takes <b>{duration(step_ns)}</b> as recorded. <span class="muted">On others, {document.range_holds == null ? "between which bounds" : `with the range that ${share(document.range_holds)} of steps should lie in`}:</span>
+        A step takes <b>{duration(step_ns)}</b> as recorded{steady_step_ns < step_ns && <>, {duration(steady_step_ns)} without what predictions leave out</>}. <span class="muted">On others, {document.range_holds == null ? "between which bounds" : `with the range that ${share(document.range_holds)} of steps should lie in`}:</span>
       </p>
       <Table name="predicted" label="devices" columns={known} rows={predictions} sort="place" />
     </>
@@ -119,9 +119,10 @@ function Predictions({ document }: { document: Document }) {
 
 const limitWords = ({ limit, limit_share }: Prediction) => (limit === null ? "" : `${LIMITS[limit] ?? limit}${limit_share === null ? "" : ` ${share(limit_share)}`}`);
 
-function paysOff({ step_ns, low_ns, high_ns }: Prediction, price_of_step: number): string {
-  if (step_ns === null || Number.isNaN(price_of_step)) return "";
-  return band(price_of_step / step_ns, price_of_step / (high_ns ?? step_ns), price_of_step / (low_ns ?? step_ns), dollars);
+function paysOff({ step_ns, low_ns, high_ns, speed_up }: Prediction, price: number): string {
+  if (step_ns === null || speed_up === null || Number.isNaN(price)) return "";
+  const of_step = price * speed_up * step_ns;
+  return band(of_step / step_ns, of_step / (high_ns ?? step_ns), of_step / (low_ns ?? step_ns), dollars);
 }
 
 /** What most of the device's time rests on: "learned 97.0 %". */

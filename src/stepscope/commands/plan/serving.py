@@ -8,10 +8,20 @@ from typing import Final
 
 from stepscope.commands.plan.predict import devices_named, link_of
 from stepscope.commands.shared import output
-from stepscope.commands.shared.options import Command, CommandParser, add_redact_option, add_report_options, whole
+from stepscope.commands.shared.options import (
+    NANOSECONDS,
+    Command,
+    CommandParser,
+    add_redact_option,
+    add_report_options,
+    number,
+    whole,
+)
 
 _TYPES: Final = ("bf16", "fp16", "fp8")
 """Those of `stepscope.predict.serving`, which the help of all commands does not wait for."""
+
+_UNITS: Final = {unit: factor for unit, factor in NANOSECONDS.items() if unit}  # 2 could be meant as anything
 
 
 def _prepare_parser(parser: CommandParser) -> None:
@@ -36,6 +46,12 @@ def _prepare_parser(parser: CommandParser) -> None:
         help="devices that share every layer (1)",
     )
     how.add_argument("--link", metavar="LINK", help="their link: nvlink4, pcie4, 12GB/s+5us (default: their own)")
+    how.add_argument(
+        "--host",
+        metavar="TIME",
+        type=number("is not a time of at most 10 s: write 1.5ms or 800us", _UNITS, most=10e9),
+        help="that each pass waits for the host, such as 1.5ms (default: none, and up to 2.4ms in the range)",
+    )
     how.add_argument("--weights", choices=_TYPES, help="number type of the weights (default: the model's)")
     how.add_argument("--cache", choices=_TYPES, help="number type of the cache of keys and values (default: 16 bits)")
     add_report_options(parser, json="for programs; - for standard output")
@@ -53,7 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise UsageError("--link needs several devices, such as --tensor-parallel 2")
     model = read_model(arguments.model)
     names = ("batch", "prompt", "output", "devices", "weights", "cache")
-    request = ServingRequest(**{name: getattr(arguments, name) for name in names})
+    request = ServingRequest(**{name: getattr(arguments, name) for name in names}, host_ns=arguments.host)
     targets = devices_named(arguments.to)
     if link is not None:
         for each in targets:
