@@ -233,13 +233,14 @@ def attention_times(operations: Operations, device: DevicePeaks) -> OperationTim
     blocks, arithmetic = whole_blocks(operations, device)
     each = clocks / ((device.multiprocessors or np.nan) * (device.clock_mhz or np.nan)) * 1e3
     prompt = start + np.maximum(arithmetic / share, traffic) + operations.batch * blocks * each
-    known = np.where(is_fused | by_nvidia, is_prompt, False)
-    ns = np.where(known, prompt, np.where(is_fused | is_prompt, np.nan, start + traffic))
-    ns = np.where(np.isfinite(ns), ns, times.ns)
+    known = (is_fused | by_nvidia) & is_prompt
+    is_decoding = ~is_fused & (operations.rows < _KEYS)
+    own = np.where(known, prompt, np.where(is_decoding, start + traffic, np.nan))
+    ns = np.where(np.isfinite(own), own, times.ns)
     scale = ns / times.ns
     low, high, basis = times.low_ns * scale, times.high_ns * scale, times.basis
     if by_nvidia:
-        learned = ~is_fused & np.isfinite(ns)
+        learned = np.isfinite(own) & ~is_fused
         band = np.where(is_prompt[:, np.newaxis], ENGINE_BANDS[1], ENGINE_BANDS[0])
         low, high = (np.where(learned, ns * band[:, end], one) for end, one in enumerate((low, high)))
         basis = np.where(learned, "learned", basis)
