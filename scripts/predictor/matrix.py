@@ -27,7 +27,9 @@ from stepscope.predict.boosted_trees import BoostedTrees
 from stepscope.predict.matrix_times import (
     SIZES_NS,
     START_NS,
+    Law,
     MatrixModel,
+    TensorLaw,
     TileLaw,
     base_and_features,
     kernels_ns,
@@ -47,6 +49,7 @@ _TINY_NS: Final = 6e3
 """What the kernels of tiny products take."""
 _SHORTEST_NS: Final = 500.0
 _TILES_ROWS: Final = 6000
+_TENSOR_ROWS: Final = 1200
 LEAVES: Final = {"vector": 31, "tensor": 15}
 
 
@@ -95,10 +98,12 @@ def timed_ns(kernels: Numbers, host_ns: Numbers) -> Numbers:
     return np.maximum(host_ns, BEFORE_SHARE * host_ns + kernels)
 
 
-def fit_tiles_of(timings: Sequence[Timings], folder: Path) -> TileLaw | None:
-    """What products in FP32 take with the tiles that cuBLAS chooses; None for tensor cores, whose have no names."""
-    if timings[0].unit != "vector":
-        return None
+def fit_law_of(timings: Sequence[Timings], folder: Path) -> Law:
+    """What products take with the tiles that the library chooses."""
+    return fit_tiles_of(timings, folder) if timings[0].unit == "vector" else fit_tensor_of(timings, folder)
+
+
+def fit_tiles_of(timings: Sequence[Timings], folder: Path) -> TileLaw:
     found = []
     for whole in timings:
         device, one = measured_device(whole, folder), thinned(whole, _TILES_ROWS)
@@ -111,16 +116,25 @@ def fit_tiles_of(timings: Sequence[Timings], folder: Path) -> TileLaw | None:
     return tiles.fit_tiles(found)
 
 
+def fit_tensor_of(timings: Sequence[Timings], folder: Path) -> TensorLaw:
+    found = []
+    for whole in timings:
+        device, one = measured_device(whole, folder), thinned(whole, _TENSOR_ROWS)
+        parts = (one.tile, one.splits, one.latency_ns, one.host_ns, one.host_ns)
+        found.append(tiles.Kernels(one.operations, device, *parts, kind=one.kind))
+    return tiles.fit_tensor(found)
+
+
 @dataclass(frozen=True, slots=True)
 class Learned:
     """What was learned of the products of one unit."""
 
     trees: BoostedTrees
-    tiles: TileLaw | None
+    law: Law | None
 
     def ns(self, operations: Operations, device: DevicePeaks, kind: str, unit: str) -> Numbers:
         """Nanoseconds that the kernels are predicted to take on a device, without the host."""
-        return kernels_ns(self.trees, self.tiles, operations, device, rates_of(device, kind), unit)
+        return kernels_ns(self.trees, self.law, operations, device, rates_of(device, kind), unit)
 
     def ns_of(self, timings: Timings, device: DevicePeaks) -> Numbers:
         """Nanoseconds of the kernels that were timed."""
@@ -129,7 +143,7 @@ class Learned:
 
 def learned(timings: Sequence[Timings], folder: Path) -> Learned:
     """From all these timings of one unit."""
-    return Learned(fit_trees_of(timings, folder), fit_tiles_of(timings, folder))
+    return Learned(fit_trees_of(timings, folder), fit_law_of(timings, folder))
 
 
 def all_timings(folder: Path, *, quick: bool = False) -> dict[str, list[Timings]]:
@@ -147,6 +161,7 @@ def train(folder: Path) -> MatrixModel:
         longest={unit: _ends(mine, np.max) for unit, mine in timings.items()},
         capabilities={unit: _capabilities(mine) for unit, mine in timings.items()},
         tiles=fit_tiles_of(timings["vector"], folder),
+        tensor=fit_tensor_of(timings["tensor"], folder),
         bands=_bands([one for mine in timings.values() for one in held_out(mine, folder)]),
     )
 

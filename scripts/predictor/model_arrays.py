@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import MODEL_RANGES, MatrixModel, TileLaw
+from stepscope.predict.matrix_times import MODEL_RANGES, MatrixModel, TensorLaw, TileLaw
 from stepscope.predict.memory_times import MemoryModel
 from stepscope.predict.operation_times import ConvolutionModel
 
@@ -61,9 +61,16 @@ def _(law: TileLaw, prefix: str = "") -> Arrays:
 
 
 @arrays_of.register
+def _(law: TensorLaw, prefix: str = "") -> Arrays:
+    return {"tensor.blocks": law.blocks, "tensor.steps": law.steps}
+
+
+@arrays_of.register
 def _(model: MatrixModel, prefix: str = "") -> Arrays:
     arrays: Arrays = {f"bands.{kind}": band for kind, band in model.bands.items()}
     for unit, trees in model.trees.items():
         arrays |= arrays_of(trees, f"{unit}.")
         arrays |= {f"{unit}.{name}": getattr(model, name)[unit] for name in MODEL_RANGES}
-    return arrays | (arrays_of(model.tiles) if model.tiles else {})
+    for law in (model.tiles, model.tensor):
+        arrays |= arrays_of(law) if law else {}
+    return arrays

@@ -120,8 +120,8 @@ def _totals(folder: Path, gpu: str, models: tuple[Learned, MemoryModel]) -> tupl
 def _products(operations: Operations, gpu: str, learned: Learned) -> dict[float, Numbers]:
     device = public_device(gpu)
     by_trees = Learned(learned.trees, None).ns(operations, device, "fp32", "vector")
-    assert learned.tiles is not None
-    by_law = learned.tiles.seconds(operations, device, rates_of(device, "fp32")) * 1e9
+    assert learned.law is not None
+    by_law = learned.law.seconds(operations, device, rates_of(device, "fp32")) * 1e9
     return {share: by_trees ** (1 - share) * by_law**share for share in SHARES}
 
 

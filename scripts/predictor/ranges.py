@@ -62,7 +62,8 @@ def without(folder: Path, gpus: set[str]) -> Predict:
     """Predicts as `operation_times` does, from models that never saw these GPUs; bands are the shipped ones."""
     of_products, traffic = learned_models(folder, gpus)
     shipped = matrix_times.shipped_model()
-    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.tiles)
+    assert isinstance(of_products.law, matrix_times.TileLaw)
+    products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.law)
     traffic = replace(traffic, bands=memory_times.shipped_model().bands)
     others = {gpu: of_gpu for gpu, of_gpu in convolution.timings(folder, every=4).items() if gpu not in gpus}
     convolutions = convolution.fit(others, {gpu: convolution.measured_device(folder, gpu) for gpu in others})

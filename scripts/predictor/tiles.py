@@ -1,4 +1,4 @@
-"""Learn which tiles cuBLAS' kernels for FP32 have, and what they take."""
+"""Learn which tiles kernels have, and what they take."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-from scipy.optimize import minimize
+from scipy.optimize import least_squares, minimize
 from sklearn.ensemble import HistGradientBoostingClassifier
 
 from scripts.predictor.boosting import exported
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import CHOSEN, TileLaw, best_splits, choice_features, rates_of, tile_seconds
+from stepscope.predict.matrix_times import (
+    BLOCK_CONSTANTS,
+    CHOSEN,
+    TensorLaw,
+    TileLaw,
+    best_splits,
+    choice_features,
+    rates_of,
+    tile_seconds,
+    weight_bytes,
+)
 from stepscope.predict.operations import Numbers, Operations
 
 FIRST: Final = np.array([1.7] * 6 + [1.2] * 6 + [1.2, 0.0, 3.0, 0.0, -0.5, -3.0, 0.0, 1.0, -0.5])
@@ -45,6 +55,7 @@ class Kernels:
     before_ns: Numbers
     host_ns: Numbers
     is_guessed: bool = False
+    kind: str = "fp32"
 
     def select(self, which: npt.NDArray[np.bool_] | npt.NDArray[np.int64]) -> Kernels:
         return replace(
@@ -122,3 +133,57 @@ def _never(width: int) -> BoostedTrees:
     """For a tile that no kernel had."""
     whole, real = np.empty(0, np.int32), np.empty(0)
     return BoostedTrees(-50.0, whole, np.empty(0, np.int16), real, whole, real, 0, width)
+
+
+FIRST_BLOCKS: Final = np.log([[1.7, 3.0, 1.0, 3.0, 3.0, 1.5, 2.4], [1.7, 2.5, 0.4, 1.2, 1.2, 1.0, 2.4]])
+FIRST_STEPS: Final = np.log([0.95, 14.0, 0.45, 0.25, 0.12, 3.0])
+"""Where the search for the constants of tensor cores starts."""
+_SHORTEST_NS: Final = 2.5e3
+_COPIES: Final = 5
+"""Weights that the timings of tensor cores took in turn, so that caches keep them only where all of them fit."""
+_STAYS: Final = 0.015
+
+
+def fit_tensor(products: Sequence[Kernels]) -> TensorLaw:
+    """Constants by robust least squares of the logarithm, each GPU and number type as much as another.
+
+    First all constants from products in 16 bits, then what is FP8's own from its products.
+    """
+    known = [one.select(_from_memory(one)) for one in products]
+    constants = np.concatenate([FIRST_BLOCKS.ravel(), FIRST_STEPS])
+    of_bytes = np.arange(len(constants)) % len(BLOCK_CONSTANTS) == BLOCK_CONSTANTS.index("of_a_byte")
+    of_bytes[FIRST_BLOCKS.size :] = False
+    for chosen, kind in ((~of_bytes, "bf16"), (of_bytes, "fp8")):
+        mine = [one for one in known if one.kind == kind]
+        if mine:
+            options = {"loss": "soft_l1", "f_scale": 0.1, "max_nfev": 20, "diff_step": 1e-3}
+            fitted = least_squares(_errors, constants[chosen], args=(constants, chosen, mine), **options)
+            constants = _filled(constants, chosen, fitted.x)
+    return _tensor_law(constants)
+
+
+def _from_memory(products: Kernels) -> npt.NDArray[np.bool_]:
+    """Those whose weights the timings did not leave in the cache, unless they are a small part of the traffic."""
+    weights = weight_bytes(products.operations)
+    cached = (_COPIES * weights < (products.device.cache_bytes or 0)) & (3 * weights > products.operations.bytes)
+    return np.asarray(~cached & (products.latency_ns > _SHORTEST_NS))
+
+
+def _errors(some: Numbers, constants: Numbers, chosen: npt.NDArray[np.bool_], products: Sequence[Kernels]) -> Numbers:
+    law = _tensor_law(_filled(constants, chosen, some))
+    found = [_STAYS * np.sqrt(len(products)) * (some - constants[chosen])]
+    for one in products:
+        ns = 1e9 * law.seconds(one.operations, one.device, rates_of(one.device, one.kind))
+        found.append(np.log(ns / one.latency_ns) / np.sqrt(len(ns)))
+    return np.asarray(np.sqrt(1e3) * np.concatenate(found))
+
+
+def _filled(constants: Numbers, chosen: npt.NDArray[np.bool_], some: Numbers) -> Numbers:
+    filled = constants.copy()
+    filled[chosen] = some
+    return np.asarray(filled)
+
+
+def _tensor_law(constants: Numbers) -> TensorLaw:
+    blocks, steps = np.split(constants, [FIRST_BLOCKS.size])
+    return TensorLaw(blocks.reshape(FIRST_BLOCKS.shape), steps)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -75,6 +75,7 @@ class Rates:
     bandwidth: float
     cache_bandwidth: float  # bandwidth, cache_bandwidth: sustained bytes per second of memory and last-level cache
     cache_bytes: float  # size of the last-level cache
+    number_bytes: float  # bytes of an operand's number
     is_sustained: bool  # whether a sustained rate was measured
 
     def arithmetic_s(self, flops: Numbers) -> Numbers:
@@ -120,6 +121,7 @@ def rates_of(device: DevicePeaks, kind: str) -> Rates:
         bandwidth=bandwidth,
         cache_bandwidth=max(bandwidth, CACHE_BYTES_PER_CLOCK * (device.multiprocessors or 0) * clock),
         cache_bytes=float(device.cache_bytes or 0),
+        number_bytes=float(BYTES[kind]),
         is_sustained=bool(sustained),
     )
 
@@ -339,6 +341,70 @@ def choice_features(operations: Operations, device: DevicePeaks, rates: Rates) -
     return np.stack(found, axis=1)
 
 
+_TENSOR_TILES: Final = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64), (64, 32), (128, 32))
+_TENSOR_SPLITS: Final = (1, 2, 3, 4, 6, 8)
+READERS: Final = ((9.0, 1.0), (10.0, 2.0), (12.0, 4.0), (100.0, 1.0))
+"""Blocks that share what one of them reads from the cache, up to a compute capability: Hopper's clusters of two, and
+clusters of two pairs of multiprocessors of Blackwell's large dies.
+"""
+BLOCK_CONSTANTS: Final = ("start", "ramp", "ragged", "fill", "result", "cut", "of_a_byte")
+STEP_CONSTANTS: Final = ("share", "sides", "cache", "memory", "again", "joint")
+_CACHE_CLOCK: Final = 16.0  # bytes per clock and multiprocessor: the unit of `cache`
+_NUMBERS_CLOCK: Final = 32.0  # numbers of the result per clock and multiprocessor: the unit of `result`
+_STEP: Final = 32.0  # an inner dimension counts in whole steps of so many
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLaw:
+    """Learned model of single products on tensor cores; the library takes the tile and split of the least time.
+
+    Attributes:
+        blocks: logarithms of BLOCK_CONSTANTS, shape (2, n): where warps fetch the operands themselves (mma), and where
+            the device fills their shared memory (wgmma, tcgen05).
+        steps: logarithms of STEP_CONSTANTS, shape (n,).
+    """
+
+    blocks: Numbers
+    steps: Numbers
+
+    def seconds(self, operations: Operations, device: DevicePeaks, rates: Rates) -> Numbers:
+        """Seconds of products that are no batches, on a device with a known clock."""
+        readers = next(count for newest, count in READERS if (capability_of(device) or 0.0) < newest)
+        start, ramp, ragged, fill, result, cut, of_a_byte = np.exp(self.blocks[int(readers > 1)]).tolist()
+        share, over_sides, cache, memory, again, joint = np.exp(self.steps).tolist()
+        units, clock = float(device.multiprocessors or 1), float(device.clock_mhz or 1) * 1e6
+        found = [(*tile, splits) for tile in _TENSOR_TILES for splits in _TENSOR_SPLITS]
+        wide, tall, splits = np.array(found, np.float64).T[:, :, None]  # all that follows: candidates x products
+
+        blocks = np.ceil(operations.columns / wide) * np.ceil(operations.rows / tall) * splits
+        inner = np.ceil(operations.inner / splits / _STEP) * _STEP
+        sides = rates.number_bytes * (wide + tall)
+        slowed = rates.arithmetic_s(operations.flops) / (operations.flops / rates.peak)
+        arithmetic = (2 * wide * tall * share + 2 * (wide + tall) * over_sides) / (rates.peak / units) * slowed
+        fetched = sides * max(cache / (_CACHE_CLOCK * clock * readers**0.5), memory / (rates.bandwidth / units))
+        around = (1e3 * fill + wide * tall / _NUMBERS_CLOCK * result) / clock
+        around *= of_a_byte if rates.number_bytes == 1 else 1.0
+        waves = blocks / units
+        turns = np.where(waves < 1, 1.0, waves + ragged * (np.ceil(waves) - waves))
+
+        traffic = rates.traffic_s(operations.bytes, weight_bytes(operations))
+        reread = np.maximum(blocks * inner * sides - operations.bytes, 0.0)
+        reread = again * reread * np.minimum(operations.bytes / max(rates.cache_bytes, 1.0), 1.0)
+        parts = 8 * operations.rows * operations.columns * (splits - 1)  # FP32, written and read
+        moved = traffic + reread / rates.bandwidth + parts / max(rates.cache_bandwidth, 3 * rates.bandwidth)
+
+        both = (turns * (inner * np.maximum(arithmetic, fetched) + around)) ** (1 + joint) + moved ** (1 + joint)
+        least = (both ** (1 / (1 + joint)) + np.where(splits > 1, cut * 1e-6, 0.0)).min(axis=0)
+        ideal = np.maximum(traffic, operations.flops / rates.peak)
+        return np.asarray(least + 1e-6 * start + 1 / (1 / ideal + 1e6 / ramp))
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> TensorLaw:
+        return cls(arrays["tensor.blocks"], arrays["tensor.steps"])
+
+
+Law: TypeAlias = TileLaw | TensorLaw
+
 START_NS: Final = 1_500.0
 """Time before a kernel's first arithmetic and after its last: the shortest timed products take 1.7 to 2.5 us."""
 UNITS: Final = ("vector", "tensor")
@@ -370,7 +436,7 @@ traces, where other kernels run them; the timings have none.
 """
 SLOWER_TYPES: Final = {"tf32": 1.4}
 """Factor on the time learned for bf16, from 1,400 products of a public A100 trace."""
-TILES_SHARE: Final = 0.5  # weight of the tile law against the trees, in the logarithm
+TILES_SHARE: Final = 0.5  # weight of the law against the trees, in the logarithm
 _ALIGNED_BYTES: Final = 16
 MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
 
@@ -384,6 +450,7 @@ class MatrixModel:
         bands: bounds of measured over predicted time for nine of ten products of held-out GPUs, shape
             (2, sizes, 2), by the number types of the timings; the first where a sustained rate is known.
         tiles: times of FP32 products with the tiles that cuBLAS chooses; None for the trees alone.
+        tensor: times of single products on tensor cores; None for the trees alone.
     """
 
     trees: Mapping[str, BoostedTrees]  # logarithm of the utilization, by UNITS
@@ -392,6 +459,7 @@ class MatrixModel:
     capabilities: Mapping[str, Numbers]  # least and greatest compute capability in the timings, by UNITS
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
+    tensor: TensorLaw | None = None
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
@@ -399,7 +467,8 @@ class MatrixModel:
         shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in MODEL_RANGES)
         bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
         tiles = TileLaw.from_arrays(arrays) if "tiles.constants" in arrays else None
-        return cls(trees, shortest, longest, capabilities, bands, tiles)
+        tensor = TensorLaw.from_arrays(arrays) if "tensor.blocks" in arrays else None
+        return cls(trees, shortest, longest, capabilities, bands, tiles, tensor)
 
 
 @lru_cache(maxsize=1)
@@ -447,8 +516,9 @@ def _amd_rates(device: DevicePeaks, kind: str) -> Rates:
     unit = "tensor" if kind in _TENSOR_TYPES else "vector"
     sustained = _sustained(device, kind, unit) or device.flops_s[kind] * AMD_SHARE[unit]
     bandwidth = device.sustained_bandwidth_bytes_s or device.bandwidth_bytes_s * USUAL_BANDWIDTH_SHARE
-    cache = float(device.cache_bytes or 0)
-    return Rates(sustained / BEST_SHARE[unit], 1.0, WARM_S[unit], bandwidth, bandwidth, cache, is_sustained=True)
+    cache, number = float(device.cache_bytes or 0), float(BYTES[kind])
+    peak = sustained / BEST_SHARE[unit]
+    return Rates(peak, 1.0, WARM_S[unit], bandwidth, bandwidth, cache, number, is_sustained=True)
 
 
 def _units(operations: Operations, device: DevicePeaks) -> list[tuple[str, str]]:
@@ -471,8 +541,8 @@ def _learned_times(
     operations: Operations, device: DevicePeaks, kind: str, unit: str, model: MatrixModel
 ) -> OperationTimes:
     rates = rates_of(device, kind)
-    tiles = model.tiles if unit == "vector" else None
-    aligned_ns = kernels_ns(model.trees[unit], tiles, operations, device, rates, unit)
+    law = model.tiles if unit == "vector" else model.tensor
+    aligned_ns = kernels_ns(model.trees[unit], law, operations, device, rates, unit)
     unaligned = _is_unaligned(operations, kind, unit)
     slower = np.where(unaligned, UNALIGNED, 1.0) * SLOWER_TYPES.get(kind, 1.0)
     ns = START_NS + (aligned_ns - START_NS) * slower
@@ -485,15 +555,19 @@ def _learned_times(
 
 
 def kernels_ns(
-    trees: BoostedTrees, tiles: TileLaw | None, operations: Operations, device: DevicePeaks, rates: Rates, unit: str
+    trees: BoostedTrees, law: Law | None, operations: Operations, device: DevicePeaks, rates: Rates, unit: str
 ) -> Numbers:
-    """Nanoseconds from the trees; with a tile law the geometric mean of both, whose errors are independent."""
+    """Nanoseconds from the trees; with a law the geometric mean of both, whose errors are independent.
+
+    Tensor cores' batches are the trees' alone: none was timed, and the law counts each product's blocks one by one.
+    """
     base, features = base_and_features(operations, device, rates, unit)
-    by_trees = START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
-    if tiles is None:
-        return by_trees
-    by_tiles = np.maximum(tiles.seconds(operations, device, rates) * 1e9, START_NS)
-    return np.asarray(by_trees ** (1 - TILES_SHARE) * by_tiles**TILES_SHARE)
+    ns = START_NS + base * 1e9 / np.minimum(np.exp(trees.predict(features)), 1.0)
+    by_law = operations.batch == 1 if unit == "tensor" else np.ones(len(ns), np.bool_)
+    if law is not None and by_law.any() and (unit == "vector" or device.clock_mhz):
+        found = np.maximum(law.seconds(operations.select(by_law), device, rates) * 1e9, START_NS)
+        ns[by_law] = ns[by_law] ** (1 - TILES_SHARE) * found**TILES_SHARE
+    return np.asarray(ns)
 
 
 def base_and_features(operations: Operations, device: DevicePeaks, rates: Rates, unit: str) -> tuple[Numbers, Numbers]:

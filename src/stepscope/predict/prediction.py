@@ -42,6 +42,8 @@ which no step time is given.
 """
 _WORTH_SAYING: Final = 0.01  # share of device time that deserves a note
 _MOSTLY: Final = 0.5  # share of one-off work above which what is left of a recording without steps is doubtful
+_LAUNCHES: Final = ("launch", "graph_launch")
+_CUT: Final = ("truncated", "compressed_data")  # kinds of warnings about a file that ends too early
 _FAR: Final = 8.0  # a batch this many times larger or smaller deserves a note
 _ONLY_LAUNCHES: Final = (
     "only the host's launches were recorded: the time between them is assumed to be its own work, and the range "
@@ -193,6 +195,8 @@ class StepPredictor:
         return self._predicted[target]
 
     def _on(self, target: DevicePeaks) -> StepPrediction:
+        if self._lost_work is not None:
+            return replace(self._without_time(target, ()), notes=(self._lost_work,))
         contention = self.replays.contention
         if contention is not None and contention.is_too_much:
             return replace(self._without_time(target, ()), notes=(_disturbed(contention, is_left_out=False),))
@@ -204,6 +208,19 @@ class StepPredictor:
         if self.replays.once_ns:
             notes = (self._once_note, *notes)
         return replace(found, measured_ns=self.replays.steady_ns, notes=notes)
+
+    @cached_property
+    def _lost_work(self) -> str | None:
+        """Why the work of the recorded device must be missing, so that operators are no processor's own."""
+        trace = self.trace
+        if self.experiment.device is not None:
+            return None
+        if trace.launches["kind"].is_in(_LAUNCHES).any():
+            return "the recording has launches of a device's work, but not that work: no step time is given"
+        is_cut = any(each.kind.partition(":")[0] in _CUT for each in trace.warnings)
+        if is_cut and trace.metadata.devices:
+            return "the file is cut off before the work of its device, which it names: no step time is given"
+        return None
 
     @property
     def _once_note(self) -> str:

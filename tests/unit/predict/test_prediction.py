@@ -14,7 +14,7 @@ from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.ranges import COMMON, joint_band, with_host
 from stepscope.predict.work_times import StepReplays, work_times
 from stepscope.readers import open_trace
-from stepscope.trace import Metadata, Trace
+from stepscope.trace import Metadata, Trace, TraceWarning
 from stepscope.trace.metadata import Device
 from stepscope.trace.program_facts import ProgramFacts, StepFacts
 from stepscope.whatif.experiment import Experiment
@@ -455,3 +455,25 @@ def test_one_off_work_is_no_part_of_the_step() -> None:
     assert other.step_ns == pytest.approx(22_000 * US, rel=0.05)
     assert other.host_ns == pytest.approx(2_000 * US, rel=0.01)
     assert "81%" in own.notes[0]
+
+
+def test_operators_of_a_lost_device_are_no_processors_own() -> None:
+    """A file that is cut off before its device's work, or launches without any, would pass for a processor's step."""
+    trace = without_device("[[4, 4], [4, 4]]")
+    cut = (TraceWarning("truncated", 1, "the file is truncated"),)
+    lost = replace(trace, metadata=replace(trace.metadata, devices=(A100,)), warnings=cut)
+
+    found = predict_step(lost, named_device("L4"))
+
+    assert predict_step(replace(trace, warnings=cut), named_device("L4")).step_ns
+    assert found.step_ns is None
+    assert "cut off" in found.notes[-1]
+
+
+def test_launches_without_work_predict_nothing() -> None:
+    recording = Recording(Metadata(format="kineto"))
+    recording.step(0, 1000 * US, 0)
+    recording.operator(0, 600 * US, "aten::mm", input_shapes="[[4, 4], [4, 4]]", input_types='["float", "float"]')
+    recording.launch(100 * US, 5 * US, 1)
+
+    assert predict_step(recording.trace(), named_device("L4")).step_ns is None

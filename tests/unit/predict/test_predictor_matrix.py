@@ -90,3 +90,19 @@ def test_the_band_holds_nine_of_ten_and_one() -> None:
     band = _band([(np.full(1001, 20_000.0), ratios), (np.full(99, 2e6), np.full(99, 9.0))])
 
     assert band.round(6).tolist() == [[1.0, 2.05], [1.0, 2.05], [1.0, 1.0], [1.0, 1.0]]
+
+
+def test_fp8_timings_lose_the_quantisation_of_their_input(folder: Path) -> None:
+    """20 us before products of 3 us, of which half of bf16's beyond the start are known, of 30 us and of 15 us."""
+    few = {"gpu": "H200-SXM", "m": 16, "n": 32, "k": 64}
+    rows = [
+        few | {"dtype": "bfloat16", "latency_ms": 4.5e-3},
+        few | {"dtype": "fp8", "latency_ms": 23e-3},
+        few | {"dtype": "fp8", "n": 4096, "latency_ms": 50e-3},
+        few | {"dtype": "fp8", "n": 512, "latency_ms": 35e-3},
+    ]
+    pl.DataFrame(rows).write_parquet(folder / "gemm_low_precision.parquet")
+    tensor_timings.cache_clear()
+    fp8 = tensor_timings(folder)[1]
+    assert fp8.operations.columns.tolist() == [4096]
+    assert fp8.latency_ns.tolist() == pytest.approx([30e3])
