@@ -31,7 +31,7 @@ from scripts.predictor.iterations import GPUS, donor_ns, learned_models
 from scripts.predictor.timings import Numbers, public_device, vector_operations, vector_timings
 from scripts.predictor.unseen import CASES, NAMES
 from stepscope.errors import StepscopeError
-from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device
+from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device, with_measured_shares
 from stepscope.predict import matrix_times, memory_times
 from stepscope.predict.operation_times import (
     LONG_LOSS,
@@ -204,7 +204,7 @@ def unseen_steps(folder: Path) -> dict[str, Steps]:
     """The iterations of GPUs that are in no timings, by the shipped models."""
     found: dict[str, Steps] = {}
     for gpu, model, mode, length, batch, ms in pl.read_csv(CASES).select(CASE).rows():
-        device = named_device(NAMES.get(gpu, gpu))
+        device = with_measured_shares(named_device(NAMES.get(gpu, gpu)))
         graph = derived_iteration(folder, model, mode, length, batch)
         times = operation_times(graph.operations, device)
         if not is_nvidia(device):
