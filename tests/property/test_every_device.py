@@ -34,7 +34,7 @@ CALLS = (
 
 
 KINDS = ("copy_in", "copy_out", "copy_on_device", "set", "communication", "compute")
-LENGTHS = tuple(US * length for length in (300, 200, 150, 120, 60, 40, *(30,) * len(KINDS)))
+LENGTHS = tuple(US * length for length in (150, 30, 150, 120, 30, 40, *(30,) * len(KINDS)))
 
 
 def recorded(name: str | None, lengths_ns: Sequence[int] = LENGTHS) -> Trace:

@@ -23,7 +23,8 @@ from stepscope.files import read_small
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.predict.batch import KEPT_FREE
 from stepscope.predict.limits import TABLE_ERROR, Link, link_of
-from stepscope.predict.operation_times import guessed_band, operation_times
+from stepscope.predict.matrix_times import CACHE_BYTES_PER_CLOCK
+from stepscope.predict.operation_times import guessed_band, operation_times, sustained_bandwidth
 from stepscope.predict.operations import BYTES, Operations, roofline_ns
 from stepscope.predict.ranges import joint_band
 from stepscope.predict.work_times import KNOWLEDGE
@@ -436,7 +437,10 @@ class _Pass:
             for name in ("name", "kind", "number_type", "flops", "bytes", "batch", "rows", "columns", "inner")
         }
         described = Operations(**columns, is_backward=np.zeros(len(operations), np.bool_))
-        times, often = operation_times(described, device), np.array([each.times for each in operations])
+        times, often = (
+            operation_times(_cached(described, device), device),
+            np.array([each.times for each in operations]),
+        )
         learned = (times.basis == "learned") & is_nvidia(device)
         low, high = guessed_band(times.ns, times.low_ns, times.high_ns, device)
         low, high = np.where(learned, times.low_ns, low), np.where(learned, times.high_ns, high)
@@ -468,11 +472,13 @@ class _Pass:
         if link is None:
             return 0.0, 0.0, 0.0
         size, devices = float(self.tokens * self.model.hidden * BYTES[self.types.states]), self.request.devices
-        own, library = sum_ns(link, size, devices), link.transfer_ns("all_reduce", size, devices)
-        least, most = OWN_SUM_BAND if own < library else (1 - TABLE_ERROR, 1 + TABLE_ERROR)
-        ends = own, own * least, max(own * most, library * (1 + TABLE_ERROR))
+        ns, library = sum_ns(link, size, devices), link.transfer_ns("all_reduce", size, devices)
+        least, most = library * (1 - TABLE_ERROR), library * (1 + TABLE_ERROR)
+        if link.hardware in (*_OWN_SUMS, "infinity fabric"):
+            own = min(own_sum_ns(link, size, devices), library)
+            least, most = own * OWN_SUM_BAND[0], max(own * OWN_SUM_BAND[1], most)
         times = 2 * self.model.layers
-        return times * ends[0], times * ends[1], times * ends[2]
+        return times * ns, times * least, times * most
 
     def _operations(self) -> Iterator[_Operation]:
         model, shared, size = self.model, self.request.devices, BYTES[self.types.states]
@@ -482,10 +488,12 @@ class _Pass:
         rows = float(self.tokens * model.hidden)
         yield _Operation("embedding", "embedding", self.types.states, 1, 2.0 * states, columns=rows)
         yield self._streamed("norm", 2 * model.layers + 1, 4 * states)  # with the sum before it
+        yield from self._quantised(model.hidden, model.layers)
         yield self._product("qkv", self.tokens, heads + 2 * keys, model.hidden, model.layers)
         yield self._streamed("rotary", model.layers, 2 * self.tokens * (heads + keys) * size)
         yield self._streamed("cache", model.layers, 2 * self.tokens * keys * (size + BYTES[self.types.cache]))
         yield self._attention(heads, keys)
+        yield from self._quantised(heads, model.layers)
         yield self._product("projection", self.tokens, model.hidden, heads, model.layers)
         yield from self._feed_forward()
         last = self.request.batch
@@ -535,10 +543,18 @@ class _Pass:
         model, rows = self.model, self.tokens if rows is None else rows
         inside = width / self.request.devices
         wide = inside * (2 if model.gated else 1)
+        yield from self._quantised(model.hidden, layers, batch * rows)
         yield self._product(f"{name}up", rows, wide, model.hidden, layers, batch=batch)
         moved = batch * rows * (wide + inside) * BYTES[self.types.states]
         yield self._streamed(f"{name}act", layers, moved)
+        yield from self._quantised(inside, layers, batch * rows)
         yield self._product(f"{name}down", rows, model.hidden, inside, layers, batch=batch)
+
+    def _quantised(self, inner: float, layers: int, rows: float | None = None) -> Iterator[_Operation]:
+        """The kernel that brings a product's input into fp8."""
+        if self.types.products == "fp8":
+            numbers = (self.tokens if rows is None else rows) * inner
+            yield self._streamed("quantisation", layers, numbers * (BYTES[self.types.states] + BYTES["fp8"]))
 
     def _streamed(self, name: str, times: float, moved: float) -> _Operation:
         """An engine's own kernel that passes over its numbers once, such as one that adds and normalises.
@@ -567,18 +583,26 @@ class _Pass:
 
 
 def sum_ns(link: Link, size: float, devices: int) -> float:
-    """Nanoseconds of a sum of `size` bytes between devices: the engine's own kernel, or the communication library.
-
-    In one shot each device reads all of the others' numbers; in two it sums its share and reads the others' sums.
-    """
+    """Nanoseconds of a sum of `size` bytes between devices: the engine's own kernel, or the communication library."""
     library = link.transfer_ns("all_reduce", size, devices)
-    if link.hardware not in _OWN_SUMS:
-        return library
+    return min(own_sum_ns(link, size, devices), library) if link.hardware in _OWN_SUMS else library
+
+
+def own_sum_ns(link: Link, size: float, devices: int) -> float:
+    """In one shot each device reads all of the others' numbers; in two it sums its share and reads the others' sums."""
     own = OWN_SUM_SHARE * link.bandwidth_bytes_s / 1e9
     if link.peers is not None:
         own *= min(devices - 1, link.peers) / link.peers
-    one = ONE_SHOT_NS + (devices - 1) * size / own
-    return min(one, TWO_SHOTS_NS + 2 * (devices - 1) / devices * size / own, library)
+    shares = 2 * (devices - 1) / devices * size / own
+    return min(ONE_SHOT_NS + (devices - 1) * size / own, TWO_SHOTS_NS + shares)
+
+
+def _cached(operations: Operations, device: DevicePeaks) -> Operations:
+    """As if streaming kernels moved less, which find in the last-level cache what fits it, where that is quicker."""
+    rate = CACHE_BYTES_PER_CLOCK * (device.multiprocessors or 0) * (device.clock_mhz or 0) * 1e6
+    fits = (operations.kind == "elementwise") & (operations.bytes <= (device.cache_bytes or 0))
+    share = min(sustained_bandwidth(device) / rate, 1.0) if rate and is_nvidia(device) else 1.0
+    return replace(operations, bytes=np.where(fits, operations.bytes * share, operations.bytes))
 
 
 def _least(operations: Operations, often: Any, roofs: Any, device: DevicePeaks) -> Any:

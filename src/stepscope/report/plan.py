@@ -394,7 +394,7 @@ def samples_sentence(plan: Plan) -> str:
         )
     return (
         "Several devices share a step by data parallelism: each works on a batch as large as the recorded one, and "
-        "gradients are summed. The same number of samples takes fewer, longer steps. What so much larger a global "
+        "gradients are exchanged. The same number of samples takes fewer, longer steps. What so much larger a global "
         "batch does to the training is not counted."
     )
 

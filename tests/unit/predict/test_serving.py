@@ -166,6 +166,24 @@ def test_new_prompts_pass_with_the_tokens_of_others() -> None:
     assert 1.01 < many.tokens_per_s / (64 * 128 / many.total[0] * 1e9) < 1.3
 
 
+def test_in_fp8_each_product_s_input_is_quantised() -> None:
+    plain, fp8 = (serving_prediction(MODEL, ServingRequest(weights=kind), H100).decode for kind in ("bf16", "fp8"))
+    assert plain is not None
+    assert fp8 is not None
+
+    extra = fp8.parts["elementwise"] - plain.parts["elementwise"]
+    assert extra == pytest.approx(32 * 4 * 2_000, rel=0.05)
+
+
+def test_streaming_kernels_find_in_a_quick_cache_what_fits_it() -> None:
+    def each_token_ns(prompt: int) -> float:
+        prefill = serving_prediction(MODEL, ServingRequest(prompt=prompt, output=1), named_device("L40S")).prefill
+        assert prefill is not None
+        return (prefill.parts["elementwise"] - 32 * 6 * 2_000) / prompt
+
+    assert each_token_ns(512) < 0.5 * each_token_ns(16_384)
+
+
 def test_devices_share_weights_and_add_their_sums() -> None:
     one, four = (serving_prediction(MODEL, ServingRequest(devices=n), H100) for n in (1, 4))
     slow = serving_prediction(MODEL, ServingRequest(devices=4), H100, named_link("pcie4"))
