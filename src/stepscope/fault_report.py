@@ -39,6 +39,12 @@ def write_report(error: BaseException, *, command: Sequence[str], doing: str) ->
     return None
 
 
+def kept_sentence(error: BaseException, command: str, doing: str) -> str:
+    """Write the report, and say so in words that follow the name of what failed."""
+    kept = write_report(error, command=["stepscope", command], doing=doing)
+    return f"a bug in stepscope ({type(error).__name__})" + (f": please send {kept}" if kept else "")
+
+
 def _new_file() -> tuple[int, str]:
     try:
         from stepscope.files import cache_folder

@@ -247,7 +247,7 @@ def keep_limit(folder: Path, limit_bytes: int) -> None:
 
 
 def kept_limit(folder: Path) -> int | None:
-    """The bytes that a folder may hold; None if no limit was saved. Older files hold a bare number.
+    """The bytes that a folder may hold; None if no limit was saved.
 
     Raises OSError or ValueError if it cannot be read, or has changed since it was written.
     """
@@ -257,8 +257,8 @@ def kept_limit(folder: Path) -> int | None:
         return None
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    limit_bytes = content.get(_LIMIT) if isinstance(content, dict) else content
-    if type(limit_bytes) is not int or (isinstance(content, dict) and content != with_checksum({_LIMIT: limit_bytes})):
+    limit_bytes = content.get(_LIMIT) if isinstance(content, dict) else None
+    if type(limit_bytes) is not int or content != with_checksum({_LIMIT: limit_bytes}):
         raise ValueError("it has changed since it was written")
     return max(0, limit_bytes)
 
@@ -360,3 +360,19 @@ def to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def shipped(table: str, kind: type[_T]) -> _T:
+    """A table in TOML that ships with the package, of its folder `data`."""
+    import msgspec
+
+    return msgspec.convert(_shipped(table), kind)
+
+
+@cache
+def _shipped(table: str) -> Any:
+    from importlib.resources import files
+
+    import msgspec
+
+    return msgspec.toml.decode(files("stepscope").joinpath(f"data/{table}").read_bytes())

@@ -8,9 +8,9 @@ import numpy as np
 import polars as pl
 from hypothesis import strategies as st
 
-from stepscope.readers import assembly
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.metadata import Device
+from stepscope.trace.nesting import Nesting, nullable
 from stepscope.trace.tables import REFERENCES, SCHEMAS, SLICE_TABLES, VOCABULARY
 
 NAMES = (
@@ -87,7 +87,8 @@ def _table(draw: st.DrawFn, table: str, lanes: int, plain: bool) -> pl.DataFrame
     frame = pl.DataFrame(columns, schema=dict(SCHEMAS[table]))
     by = [column for column in ("start_ns", "duration_ns") if column in frame.columns]
     frame = frame.sort(by, descending=[False, True][: len(by)], maintain_order=True)
-    return frame.with_columns(parent=assembly.parent_rows(frame)) if "parent" in references and rows else frame
+    times = (frame[name].to_numpy() for name in ("lane", "start_ns", "duration_ns") if name in frame.columns)
+    return frame.with_columns(parent=nullable(Nesting().add(*times))) if "parent" in references and rows else frame
 
 
 @st.composite

@@ -352,9 +352,3 @@ def test_no_bit_of_the_caches_limit_changes_it_in_silence(tmp_path: Path, caplog
         place.write_bytes(content)
         caplog.clear()
         assert TraceCache(tmp_path).limit() == 7 * 2**30 or len(caplog.records) == 1, content
-
-
-def test_the_limit_that_an_older_stepscope_kept_holds(tmp_path: Path) -> None:
-    (tmp_path / "limit.json").write_text("12345")
-
-    assert TraceCache(tmp_path).limit() == 12345

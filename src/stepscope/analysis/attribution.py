@@ -165,7 +165,7 @@ def attribute(
     """Attribute all host activity to places, modules and phases; a given activity brings its own `user_code`."""
     activity = host_activity(trace, user_code) if activity is None else activity
     sources = node_source(trace)
-    redirected, caused = _through_forward(trace, activity, sources)
+    redirected, caused = _through_forward(activity, sources)
     places = Numbering[SourcePlace]()
     recorded = trace.operators.select(file="source_file", line="source_line", function="source_function")
     line = activity.spread("operators", _numbered(recorded, activity, places))
@@ -244,7 +244,7 @@ def user_entries(call_stack: str, user_code: UserCode = DEFAULT_USER_CODE) -> tu
     return tuple(entry for entry, parsed in found if parsed is not None and parsed[0] in user_code)
 
 
-def _through_forward(trace: Trace, activity: HostActivity, sources: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
+def _through_forward(activity: HostActivity, sources: Rows) -> tuple[Rows, npt.NDArray[np.bool_]]:
     """`activity.around` with backward nodes redirected to their forward operators, and the slices inside such nodes."""
     slices = activity.slices_of("operators")
     rows = np.flatnonzero((sources >= 0) & (slices >= 0))

@@ -248,7 +248,6 @@ def _bytes(shapes: str | None, types: str | None) -> int:
     return count * (2 if half else _DEFAULT_BYTES)
 
 
-BETWEEN_TWO: Final = "send_receive"
 _FEW: Final = 3
 """So many peers are compared by the mean of the others, more by the median of all."""
 _NOISE: Final = 0.1

@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import polars as pl
 
+from stepscope.files import shipped
 from stepscope.trace import Trace
 from stepscope.trace.nesting import conformed, parents
 
@@ -91,9 +90,8 @@ class _Engines(msgspec.Struct, frozen=True):
     engines: tuple[Engine, ...]
 
 
-@cache
 def _known() -> _Engines:
-    return msgspec.toml.decode(files("stepscope").joinpath("data/engines.toml").read_bytes(), type=_Engines)
+    return shipped("engines.toml", _Engines)
 
 
 def engine_called(name: str) -> Engine:

@@ -1,22 +1,30 @@
-"""The device, thread, steps and time window that a trace's steps are measured on."""
+"""The device, thread, steps and time window that a trace's steps are measured on, and how rows of its tables belong
+together.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.attribution import Attribution, attribute
-from stepscope.analysis.device_time import device_time
+from stepscope.analysis.device_time import busy_intervals, device_time
 from stepscope.analysis.host import HostActivity, host_activity, host_window, main_lane
 from stepscope.analysis.idle import clipped, device_window, idle_time
+from stepscope.analysis.input_pipeline import input_table
+from stepscope.analysis.memory import DeviceMemory, device_memories
+from stepscope.analysis.module_paths import backward_source
+from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.serving import iteration_table
-from stepscope.analysis.steps import are_of_a_device, span_of, step_table, typical_run
+from stepscope.analysis.steps import StepSummary, are_of_a_device, span_of, step_summary, step_table, typical_run
 from stepscope.threads import cached_property
 from stepscope.trace import Trace, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import those
+from stepscope.trace.nesting import Rows, beginning_in, inside, outermost, those
+from stepscope.trace.window import Times
 
 _LAUNCHES_RECORDED: Final = 0.9
 """If more of a queue's work has a known launch, work before all of it was launched before the recording."""
@@ -210,6 +218,94 @@ class StepView:
         later = pl.col("start_ns") >= first
         recorded = (known & later).sum().over("lane") >= _LAUNCHES_RECORDED * later.sum().over("lane")
         return rows.select((~later & recorded).fill_null(False)).to_series()
+
+    @cached_property
+    def summary(self) -> StepSummary:
+        """Summary of the measured steps; of all of them if none is complete."""
+        return step_summary(self.complete_steps if self.complete_steps.height else self.steps)
+
+    @cached_property
+    def memories(self) -> tuple[DeviceMemory, ...]:
+        return device_memories(self.trace, steps=self.steps, attribution=self.attribution)
+
+    @cached_property
+    def operator_costs(self) -> pl.DataFrame:
+        return operator_costs(self.trace)
+
+    @cached_property
+    def input_functions(self) -> pl.DataFrame:
+        """Functions of the input pipeline in the span; see `stepscope.analysis.input_pipeline.input_table`."""
+        return input_table(self.trace, activity=self.activity, window=self.span)
+
+    @cached_property
+    def operators(self) -> pl.DataFrame:
+        """Operators of all threads that begin in the span, with their `row` in the trace's table."""
+        rows = self.trace.operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
+        return self.begin_in_span(rows)
+
+    @cached_property
+    def parents(self) -> Rows:
+        """For each operator, the row of the operator around it, -1 for none."""
+        parents: Rows = self.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
+        return parents
+
+    @cached_property
+    def launching(self) -> Rows:
+        """For each launch, the row of the operator that made it, -1 for none."""
+        operators: Rows = self.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
+        return operators
+
+    def launched_in(self, rows: Rows) -> Rows:
+        """Rows of the launches made inside these rows of `operators`."""
+        if not len(self.launching):
+            return self.launching
+        return np.flatnonzero((self.launching >= 0) & self.inside(rows)[np.maximum(self.launching, 0)])
+
+    def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
+        return beginning_in(table, self.span)
+
+    def steps_with(self, starts: Times) -> int:
+        """Number of complete steps that contain at least one of these times; 1 without steps."""
+        bounds = self.complete_steps["start_ns"].to_numpy()
+        return len(np.unique(np.searchsorted(bounds, starts, side="right"))) if len(bounds) else 1
+
+    def inside(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Which operators are among these rows of `operators` or run inside one of them; shape (operators,)."""
+        return inside(rows, self.parents)
+
+    def outermost(self, rows: Rows) -> Rows:
+        """The rows of `operators` among these that run inside no other of them."""
+        return outermost(rows, self.parents)
+
+    def backward_of(self, rows: Rows) -> Rows:
+        """Rows of the outermost backward operators of these forward operators and the operators inside them."""
+        operators = self.trace.operators
+        caused = self.backward_source
+        wanted = self.inside(rows)
+        found = np.flatnonzero((caused >= 0) & wanted[np.maximum(caused, 0)]) if operators.height else caused
+        return self.outermost(found)
+
+    @cached_property
+    def backward_source(self) -> Rows:
+        """For each backward operator, the row of its forward operator, -1 for none."""
+        return backward_source(self.trace)
+
+    def exposed_ns(self, kinds: tuple[str, ...]) -> int:
+        """Time in the span when the device ran these kinds of work and no computation."""
+        mine = self.trace.device_work.filter(pl.col("device") == pl.lit(self.device, pl.String))
+        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.window)
+        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.window)
+        return wanted.total_ns - wanted.overlap_ns(compute)
+
+    def slices_of_operators(self, rows: Rows) -> Rows:
+        """Indices in `activity` of the slices of these rows of `operators`."""
+        return self.activity.slices_of("operators")[rows]
+
+    def slices_of_launches(self, launches: pl.Series) -> Rows:
+        """Indices in `activity` of the slices of these rows of `launches`, -1 for null."""
+        slices = np.append(self.activity.slices_of("launches"), -1)
+        found: Rows = slices[launches.cast(pl.Int64).fill_null(-1).to_numpy()]
+        return found
 
 
 def _last_end(rows: pl.DataFrame, least: int = 0) -> int:

@@ -22,7 +22,7 @@ from stepscope.diagnosis.rank_summary import RankSummary, rank_summary
 from stepscope.diagnosis.view import View
 from stepscope.trace import Metadata, Trace, TraceWarning, Window
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows
+from stepscope.trace.nesting import at
 from stepscope.trace.program_facts import ProgramFacts
 
 Basis: TypeAlias = Literal["device", "host"]
@@ -319,17 +319,11 @@ def _outside_of_operators(view: View, window: Window) -> pl.DataFrame:
     pieces = pieces.filter(~pl.col("slice_table").is_in(["operators", "launches"]).fill_null(False))
     slices = view.activity.slice_index(pieces["slice_table"], pieces["slice_row"])
     attribution = view.attribution
-    place, module = _at(attribution.place, slices), _at(attribution.module, slices)
+    place, module = at(attribution.place, slices), at(attribution.module, slices)
     is_line = (pieces["slice_table"] == "lines").fill_null(False).to_numpy()
     row = pieces["slice_row"].cast(pl.Int64).fill_null(-1).to_numpy()
-    place = np.where(place >= 0, place, _at(attribution.line_place, np.where(is_line, row, -1)))
+    place = np.where(place >= 0, place, at(attribution.line_place, np.where(is_line, row, -1)))
     return pl.DataFrame({"place": place, "module": module, "idle_ns": pieces["duration_ns"]})
-
-
-def _at(values: Rows, rows: Rows) -> Rows:
-    if not len(values):
-        return np.full(len(rows), -1, np.int64)
-    return np.where(rows >= 0, values[np.maximum(rows, 0)], -1)
 
 
 def _lines(view: View, places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
@@ -338,7 +332,7 @@ def _lines(view: View, places: tuple[PlaceCosts, pl.DataFrame]) -> pl.DataFrame:
     names = names.with_row_index("place").with_columns(pl.col("place").cast(pl.Int64))
     table = _with_waits(*places, "place").join(names, on="place", how="left")
     # The distinct operators that each place called, as one text.
-    place = pl.Series(_at(view.attribution.place, view.attribution.operator_slices), dtype=pl.Int64)
+    place = pl.Series(at(view.attribution.place, view.attribution.operator_slices), dtype=pl.Int64)
     called = view.trace.operators.select("name", place=place).filter(pl.col("place") >= 0)
     operators = called.group_by("place").agg(operators=pl.col("name").unique().sort().str.join(" "))
     return table.join(operators, on="place", how="left")

@@ -7,12 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.resources import files
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from stepscope.files import shipped
 from stepscope.trace.model import Displayed
 from stepscope.whatif import Change
 
@@ -215,13 +214,8 @@ class Trainer(msgspec.Struct, frozen=True):
         return replace(remedy, code=f"# {self.name}:\n{code}", diff="") if code else remedy
 
 
-class _Trainers(msgspec.Struct, frozen=True):
-    trainers: tuple[Trainer, ...]
-
-
-@cache
 def trainers() -> tuple[Trainer, ...]:
-    return msgspec.toml.decode(files("stepscope").joinpath("data/trainers.toml").read_bytes(), type=_Trainers).trainers
+    return shipped("trainers.toml", dict[str, tuple[Trainer, ...]])["trainers"]
 
 
 def trainer_of(paths: Iterable[str]) -> Trainer | None:

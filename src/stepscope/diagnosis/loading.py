@@ -251,7 +251,7 @@ def costly_function(view: View, loading: Loading, *, of_users: bool = True) -> C
     where = "workers" if loading.workers and "workers" in table["runs_in"] else "main process"
     in_stage = (pl.col("runs_in") == where) & pl.col("stage").is_in(["item", "transform", "collate"])
     table = _with_avoidable(table.filter(in_stage | (pl.col("stage") == "sampler")), "total_ns", loading)
-    whole = _whole_ns(view, table, loading)
+    whole = _whole_ns(view, table)
     best = None
     for row in _by_function(table).iter_rows(named=True):
         if row["total_ns"] < CARRIES_MOST * whole or whole == 0:
@@ -347,7 +347,7 @@ def places_of(view: View, loading: Loading, costly: Costly | None) -> tuple[Loca
     return (Location(costly.file, costly.line, costly.name.rpartition(".")[2], costly.share),)
 
 
-def _whole_ns(view: View, table: pl.DataFrame, loading: Loading) -> int:
+def _whole_ns(view: View, table: pl.DataFrame) -> int:
     if view.program.input_stages:
         return int(table.filter(pl.col("stage") != "transform")["total_ns"].sum())
     marks = view.begin_in_span(view.trace.annotations)

@@ -8,16 +8,10 @@ from functools import wraps
 from typing import Final, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from stepscope.analysis.captured import tied_kernels
-from stepscope.analysis.device_time import busy_intervals
 from stepscope.analysis.host import HOST_SCHEMA, TABLES, host_time
-from stepscope.analysis.input_pipeline import input_table
-from stepscope.analysis.memory import DeviceMemory, device_memories
-from stepscope.analysis.module_paths import backward_source
-from stepscope.analysis.operators import operator_costs
 from stepscope.analysis.places import Place, line_places, merged, places
 from stepscope.analysis.serving import (
     Engine,
@@ -28,7 +22,6 @@ from stepscope.analysis.serving import (
     trains,
 )
 from stepscope.analysis.step_view import StepView
-from stepscope.analysis.steps import StepSummary, step_summary
 from stepscope.diagnosis.earlier import Earlier
 from stepscope.diagnosis.finding import Figure, Interval, Location, RuleResult, Trainer, trainer_of
 from stepscope.diagnosis.recording_costs import (
@@ -43,9 +36,8 @@ from stepscope.trace import Trace
 from stepscope.trace.metadata import RunCounts, Tally, Trigger
 from stepscope.trace.model import XLA_FORMATS
 from stepscope.trace.naming import DEFAULT_USER_CODE, UserCode
-from stepscope.trace.nesting import Rows, at, beginning_in, inside, outermost, those
+from stepscope.trace.nesting import Rows, at, those
 from stepscope.trace.program_facts import ProgramFacts
-from stepscope.trace.window import Times
 from stepscope.whatif import Change, Experiment, Graph
 from stepscope.whatif.changes import together, without_cause
 from stepscope.whatif.graph import Replay
@@ -229,11 +221,6 @@ class View(StepView):
         return (1 - after / step_ns) * self.step_ns > saved_ns + _TAKEN_OUT * self.step_ns
 
     @cached_property
-    def summary(self) -> StepSummary:
-        """Summary of the measured steps; of all of them if none is complete."""
-        return step_summary(self.complete_steps if self.complete_steps.height else self.steps)
-
-    @cached_property
     def torch_device(self) -> str:
         """PyTorch's module for the device: torch.cuda for NVIDIA, AMD and unknown devices, else torch.accelerator.
 
@@ -369,78 +356,12 @@ class View(StepView):
         return rows.select(columns).with_columns(slice=pl.Series(index, dtype=pl.Int64))
 
     @cached_property
-    def memories(self) -> tuple[DeviceMemory, ...]:
-        return device_memories(self.trace, steps=self.steps, attribution=self.attribution)
-
-    @cached_property
-    def operator_costs(self) -> pl.DataFrame:
-        return operator_costs(self.trace)
-
-    @cached_property
-    def input_functions(self) -> pl.DataFrame:
-        """Functions of the input pipeline in the span; see `stepscope.analysis.input_pipeline.input_table`."""
-        return input_table(self.trace, activity=self.activity, window=self.span)
-
-    @cached_property
-    def operators(self) -> pl.DataFrame:
-        """Operators of all threads that begin in the span, with their `row` in the trace's table."""
-        rows = self.trace.operators.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-        return self.begin_in_span(rows)
-
-    @cached_property
     def waited_for(self) -> Rows:
         """Rows of `device_work` whose end the operators that launched them waited for."""
         return operator_waits(self.trace).work
 
-    @cached_property
-    def parents(self) -> Rows:
-        """For each operator, the row of the operator around it, -1 for none."""
-        parents: Rows = self.trace.operators["parent"].cast(pl.Int64).fill_null(-1).to_numpy()
-        return parents
-
-    @cached_property
-    def launching(self) -> Rows:
-        """For each launch, the row of the operator that made it, -1 for none."""
-        operators: Rows = self.trace.launches["operator"].cast(pl.Int64).fill_null(-1).to_numpy()
-        return operators
-
-    def launched_in(self, rows: Rows) -> Rows:
-        """Rows of the launches made inside these rows of `operators`."""
-        if not len(self.launching):
-            return self.launching
-        return np.flatnonzero((self.launching >= 0) & self.inside(rows)[np.maximum(self.launching, 0)])
-
     def pieces_of(self, *causes: str) -> pl.DataFrame:
         return self.pieces.filter(pl.col("cause").is_in(causes))
-
-    def begin_in_span(self, table: pl.DataFrame) -> pl.DataFrame:
-        return beginning_in(table, self.span)
-
-    def steps_with(self, starts: Times) -> int:
-        """Number of complete steps that contain at least one of these times; 1 without steps."""
-        bounds = self.complete_steps["start_ns"].to_numpy()
-        return len(np.unique(np.searchsorted(bounds, starts, side="right"))) if len(bounds) else 1
-
-    def inside(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Which operators are among these rows of `operators` or run inside one of them; shape (operators,)."""
-        return inside(rows, self.parents)
-
-    def outermost(self, rows: Rows) -> Rows:
-        """The rows of `operators` among these that run inside no other of them."""
-        return outermost(rows, self.parents)
-
-    def backward_of(self, rows: Rows) -> Rows:
-        """Rows of the outermost backward operators of these forward operators and the operators inside them."""
-        operators = self.trace.operators
-        caused = self.backward_source
-        wanted = self.inside(rows)
-        found = np.flatnonzero((caused >= 0) & wanted[np.maximum(caused, 0)]) if operators.height else caused
-        return self.outermost(found)
-
-    @cached_property
-    def backward_source(self) -> Rows:
-        """For each backward operator, the row of its forward operator, -1 for none."""
-        return backward_source(self.trace)
 
     def cost_ns(self, rows: Rows) -> int:
         """Cost of these operators, with each moment counted once.
@@ -461,13 +382,6 @@ class View(StepView):
         launched = pl.Series(self.launched_in(outermost), dtype=pl.UInt32)
         idle = self.pieces.filter(pl.col("launch").is_in(launched.implode()))
         return device + int(idle["duration_ns"].sum())
-
-    def exposed_ns(self, kinds: tuple[str, ...]) -> int:
-        """Time in the span when the device ran these kinds of work and no computation."""
-        mine = self.trace.device_work.filter(pl.col("device") == pl.lit(self.device, pl.String))
-        wanted = busy_intervals(mine.filter(pl.col("kind").is_in(kinds)), self.window)
-        compute = busy_intervals(mine.filter(pl.col("kind") == "compute"), self.window)
-        return wanted.total_ns - wanted.overlap_ns(compute)
 
     def per_step(self, ns: int | float) -> int:
         """A cost over the span as a cost per step, never more than the step."""
@@ -538,16 +452,6 @@ class View(StepView):
             Location(*place, share=min(count / total, 1.0), exact_line=True)
             for place, count in counts.most_common(MOST_TRIGGERS)
         )
-
-    def slices_of_operators(self, rows: Rows) -> Rows:
-        """Indices in `activity` of the slices of these rows of `operators`."""
-        return self.activity.slices_of("operators")[rows]
-
-    def slices_of_launches(self, launches: pl.Series) -> Rows:
-        """Indices in `activity` of the slices of these rows of `launches`, -1 for null."""
-        slices = np.append(self.activity.slices_of("launches"), -1)
-        found: Rows = slices[launches.cast(pl.Int64).fill_null(-1).to_numpy()]
-        return found
 
     def longest(self, pieces: pl.DataFrame, what: str, count: int = 3) -> tuple[Interval, ...]:
         """The longest gaps among idle pieces, as examples."""

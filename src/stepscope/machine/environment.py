@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from stepscope import guard
+from stepscope.files import shipped
 from stepscope.machine.checks import devices, host
 from stepscope.machine.checks.host import usable_cores
 from stepscope.machine.observed import Check, Machine, Observation, Runtime
@@ -203,41 +204,8 @@ class SlowVersions:
     source: str
 
 
-SLOW_VERSIONS: Final[tuple[SlowVersions, ...]] = (
-    SlowVersions(
-        "torch",
-        (2, 9, 0),
-        (2, 10),
-        "3D convolutions in bfloat16 or float16 avoid cuDNN: about four times slower, with far more memory",
-        "If the model has 3D convolutions, install PyTorch 2.10, or 2.9.1 with cuDNN 9.15 or newer.",
-        "https://github.com/pytorch/pytorch/issues/166122 and /166643",
-    ),
-    SlowVersions(
-        "torch",
-        (0,),
-        (2, 0),
-        "optimizers update tensors one by one unless foreach=True, and there is no torch.compile",
-        "Install PyTorch 2.",
-        "https://github.com/pytorch/pytorch/releases/tag/v2.0.0",
-    ),
-    SlowVersions(
-        "python",
-        (3, 14, 0),
-        (3, 14, 5),
-        "the incremental garbage collector lets memory grow; it was reverted in 3.14.5",
-        "Install Python 3.14.5 or newer.",
-        "https://github.com/python/cpython/pull/149398",
-    ),
-    SlowVersions(
-        "python",
-        (3,),
-        (3, 11),
-        "pure Python code runs 10 to 60 % slower than in 3.11",
-        "Install Python 3.11 or newer, if launching work or loading data limits the step.",
-        "https://docs.python.org/3/whatsnew/3.11.html#faster-cpython",
-    ),
-)
-"""Versions with measured or announced slowness; each row needs a source."""
+def slow_versions() -> list[SlowVersions]:
+    return shipped("slow_versions.toml", dict[str, list[SlowVersions]])["versions"]
 
 
 def debug_settings(machine: Machine) -> list[Observation]:
@@ -313,7 +281,7 @@ def versions(machine: Machine) -> list[Observation]:
     read = ", ".join(f"{name} {version}" for name, version in installed.items())
     found = [
         check.note(f"{row.package} {installed[row.package]}: {row.what}", read, f"Source: {row.source}", row.change)
-        for row in SLOW_VERSIONS
+        for row in slow_versions()
         if row.package in installed and row.first <= release(installed[row.package]) < row.end
     ]
     return found or [check.fine("No version is known to be slow", read)]

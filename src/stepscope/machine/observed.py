@@ -75,7 +75,7 @@ class Runtime:
 
     Attributes:
         python: the interpreter's version.
-        versions: of the packages in `SLOW_VERSIONS`, if installed; None for another process.
+        versions: of the packages in `slow_versions`, if installed; None for another process.
         torch_threads: threads that one operator of PyTorch uses on the CPU.
         torch_why_not: why PyTorch could not be queried; empty if it was.
         collector: whether the garbage collector is on.

@@ -7,7 +7,8 @@ import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -46,60 +47,14 @@ _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
     (b"\xfe\xff", "text in UTF-16: save it as UTF-8"),
     (b"%PDF", "a PDF document, not a trace"),
 )
-_BY_TEXT: Final[tuple[tuple[tuple[bytes, ...], re.Pattern[bytes], str], ...]] = (
-    (
-        (b"chakra", b'"nodes"'),
-        re.compile(rb'\A\{\s*"schema"\s*:\s*"[^"]*chakra|"nodes"\s*:\s*\['),
-        "a PyTorch execution trace (a graph of operators without device times), not a profiler trace: "
-        "record one with torch.profiler.profile and export_chrome_trace",
-    ),
-    (
-        (),
-        re.compile(rb"\A\[\s*\[\s*-?\d"),
-        "a memory timeline (lists of times and sizes), not a profiler trace: "
-        "record one with torch.profiler.profile and export_chrome_trace",
-    ),
-    (
-        (b"speedscope",),
-        re.compile(rb'"\$schema"\s*:\s*"https://www\.speedscope\.app'),
-        "a speedscope profile, not a trace",
-    ),
-    ((), re.compile(rb'\A\{\s*"nbformat"|\A\{\s*"cells"\s*:\s*\['), "a Jupyter notebook, not a trace"),
-    (
-        (),
-        re.compile(rb'\A\[\s*\{\s*"metric_name"\s*:'),
-        "a metrics file of Intel Gaudi, not a trace: give it beside one, with "
-        "stepscope diagnose TRACE --gaudi-metrics FILE",
-    ),
-    (
-        (b"TotalSamples: ",),
-        re.compile(rb"^Metric: \w+\s*\n\s+TotalSamples: \d", re.MULTILINE),
-        "a metrics report of PyTorch/XLA, not a trace: give it beside one, with "
-        "stepscope diagnose TRACE --xla-metrics FILE",
-    ),
-    (
-        (b" Analysis: ", b"pt-xla-profiler: "),
-        re.compile(rb"^(?:Compilation|Execution) Analysis: |^pt-xla-profiler: ", re.MULTILINE),
-        "debugging output of PyTorch/XLA, not a trace: give it beside one, with "
-        "stepscope diagnose TRACE --xla-debug-log FILE",
-    ),
-    (
-        (b"CPU fallback ", b"Frequency of op and op name"),
-        re.compile(
-            rb"^[^\n\"{]{0,200}CPU fallback [\w:.]+ : |^Frequency of op and op name that were executed on CPU",
-            re.MULTILINE,
-        ),
-        "a log of operators that ran on the CPU, not a trace: give it beside one, with "
-        "stepscope diagnose TRACE --fallback-log FILE",
-    ),
-    (
-        (),
-        re.compile(rb"\A(?:\[rank\d+\]:)?[VDIWEC]\d{4} \d\d:\d\d:\d\d\.\d{6} \d+ [^\n]{1,400}\] \{"),
-        "a log of torch.compile, not a trace: give it beside one, with stepscope diagnose TRACE --compile-log FILE",
-    ),
-    ((), re.compile(rb"\A<(?:!doctype|html|\?xml)", re.IGNORECASE), "a web page or XML document, not a trace"),
-)
-"""Words of which the text has one, none if any text may match; the pattern, slow on long text; and what it is."""
+
+
+@cache
+def _kinds_of_text() -> list[tuple[list[bytes], re.Pattern[bytes], str]]:
+    """The rows of data/not_traces.tsv."""
+    text = files("stepscope").joinpath("data/not_traces.tsv").read_text(encoding="utf-8")
+    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+    return [(words.encode().split(b"|"), re.compile(pattern.encode()), what) for words, pattern, what in rows[1:]]
 
 
 def what_it_is(head: bytes) -> str | None:
@@ -117,8 +72,8 @@ def what_it_is(head: bytes) -> str | None:
     return next(
         (
             name
-            for words, pattern, name in _BY_TEXT
-            if (not words or any(word in text for word in words)) and pattern.search(text)
+            for words, pattern, name in _kinds_of_text()
+            if any(word in text for word in words) and pattern.search(text)
         ),
         None,
     )

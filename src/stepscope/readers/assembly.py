@@ -199,11 +199,6 @@ def _arrays(frame: pl.DataFrame) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.
     return frame["lane"].to_numpy(), frame["start_ns"].to_numpy(), frame["duration_ns"].to_numpy()
 
 
-def parent_rows(frame: pl.DataFrame) -> pl.Series:
-    """Return the row of the slice around each row, or null; rows by start, longest first."""
-    return nullable(Nesting().add(*_arrays(frame)))
-
-
 class _Launches:
     """Finds the launch of each piece of device work: by correlation number; else by flow, or external id."""
 

@@ -9,7 +9,6 @@ communicator on a rank, with message size, time on the device, and bandwidth.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,8 +21,8 @@ import polars as pl
 
 from stepscope.errors import NotATraceError, StepscopeError, UnreadableTraceError
 from stepscope.files import text_of
+from stepscope.readers.plain_values import PICKLES, plain_value
 from stepscope.readers.source import ByteSource, current
-from stepscope.readers.torch_snapshot import PICKLES, load
 from stepscope.trace.naming import DEFAULT_USER_CODE
 
 CALL_SCHEMA: Final[dict[str, type[pl.DataType]]] = {
@@ -200,7 +199,7 @@ class _Job:
             if kind == "NCCL Inspector":
                 self._inspector(data, _text(str(file)))
             else:
-                self._dump(_value(data, str(file)), file)
+                self._dump(plain_value(data, str(file), "is a flight recorder's dump"), file)
             if kind is not None and kind not in self.kinds:
                 self.kinds.append(kind)
         finally:
@@ -283,17 +282,6 @@ class _Job:
         for name, known in ranks.items():
             if whole and len(known) == sizes[name]:
                 self.members[name] = tuple(rank for _, rank in sorted(known.items()) if rank is not None)
-
-
-def _value(data: bytes, name: str) -> Any:
-    """A dump's content, as plain values: a pickle is never unpickled freely."""
-    if data.startswith(PICKLES):
-        return load(data, name)
-    current().require("values", data.count(b"[") + data.count(b"{"))
-    try:
-        return json.loads(text_of(data))
-    except (ValueError, RecursionError) as error:
-        raise NotATraceError(f"{name} is a flight recorder's dump, but cannot be read: {error}") from None
 
 
 def _call(entry: Any, process: int) -> _Call | None:

@@ -401,18 +401,17 @@ def _facts(seen: _Seen, **place: Any) -> ValueFacts | None:
 
 
 _look = ValueLook()
-_stops_in_children = False
 
 
 def value_look() -> ValueLook:
     """Return the look of this process, which forked processes do not continue."""
-    global _stops_in_children
-    if not _stops_in_children and hasattr(os, "register_at_fork"):
-        _stops_in_children = True
-        os.register_at_fork(after_in_child=_stop_in_child)
     return _look
 
 
 @guard.entry
 def _stop_in_child() -> None:
     _look.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_in_child)

@@ -461,7 +461,6 @@ class LineTracker:
     def start(self) -> None:
         """Start recording lines of threads that begin later and, from Python 3.12 on, of running threads."""
         self._start_unix_ns = time.time_ns()
-        _stop_in_forked_children()
         watch = self._watch = _new_watch()
         _running.add(self)
         stack_room.take()
@@ -526,21 +525,17 @@ def _new_watch() -> Watch:
 
 
 _running: set[LineTracker] = set()
-_stops_in_children = False
-
-
-def _stop_in_forked_children() -> None:
-    """Stop recording lines in a forked worker, which is not part of the recording."""
-    global _stops_in_children
-    if not _stops_in_children and hasattr(os, "register_at_fork"):
-        _stops_in_children = True
-        os.register_at_fork(after_in_child=_stop_all)
 
 
 @guard.entry
 def _stop_all() -> None:
+    """Stop recording lines in a forked worker, which is not part of the recording."""
     for tracker in list(_running):
         tracker.stop()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_stop_all)
 
 
 class _Places:

@@ -37,8 +37,8 @@ _STYLES: Final = {
 """Drawing -> the style sheets that it needs."""
 
 
-def html_of(document: doc.Document, *, top: int = 0) -> bytes:
-    """Render the document as one page; `top` rows of each table, 0 for all."""
+def html_of(document: doc.Document) -> bytes:
+    """Render the document as one page, with all rows of each table."""
     script = "".join(_template_text(name) for name in _SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     drawn = {each.template for each in _every(document.blocks) if isinstance(each, doc.Drawing)}
@@ -49,7 +49,7 @@ def html_of(document: doc.Document, *, top: int = 0) -> bytes:
         .generate(
             title=document.title,
             links=list(_links(document.blocks)),
-            blocks=_rendered(document.blocks, 2, top),
+            blocks=_rendered(document.blocks, 2),
             styles=["report.css", *styles],
             script=Markup(script),
             script_hash=f"sha256-{digest}",
@@ -108,31 +108,28 @@ def _links(blocks: Sequence[doc.Block]) -> Iterator[tuple[str, str]]:
         yield from ((each.id, each.link) for each in blocks if isinstance(each, doc.Section) and each.link)
 
 
-def _rendered(blocks: Sequence[doc.Block], level: int, top: int) -> Iterator[Markup]:
+def _rendered(blocks: Sequence[doc.Block], level: int) -> Iterator[Markup]:
     has_links = sum(isinstance(block, doc.Group) for block in blocks) > 1
     for block in blocks:
         if doc.is_printed(block, "page", "off text"):
-            yield _block(block, level, top, has_links)
+            yield _block(block, level, has_links)
 
 
-def _joined(blocks: Sequence[doc.Block], level: int, top: int) -> Markup:
-    return Markup("").join(_rendered(blocks, level, top))
+def _joined(blocks: Sequence[doc.Block], level: int) -> Markup:
+    return Markup("").join(_rendered(blocks, level))
 
 
-def _block(block: doc.Block, level: int, top: int, has_links: bool) -> Markup:
+def _block(block: doc.Block, level: int, has_links: bool) -> Markup:
     macros: Any = _environment().get_template("blocks.html.j2").module
     match block:
         case doc.Section():
             own = 1 if "summary" in block.style else level
-            found = macros.section(block, _joined(block.blocks, level + 1, top), own, is_card=level == 2)
+            found = macros.section(block, _joined(block.blocks, level + 1), own, is_card=level == 2)
         case doc.Group():
-            found = macros.group(
-                block, _joined(block.blocks, level, top), list(_links(block.blocks)) if has_links else []
-            )
+            found = macros.group(block, _joined(block.blocks, level), list(_links(block.blocks)) if has_links else [])
         case doc.Table():
-            cut = block.frame.head(top) if top and block.things else block.frame
-            left_out = showing(cut.height, block.height, block.things) if block.things else ""
-            found = macros.table(table_view(cut), left_out)
+            left_out = showing(block.frame.height, block.height, block.things) if block.things else ""
+            found = macros.table(table_view(block.frame), left_out)
         case doc.Drawing():
             drawing: Any = _environment().get_template(f"{block.template}.html.j2").module
             found = drawing.draw(block.view)

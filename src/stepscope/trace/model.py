@@ -405,7 +405,6 @@ def _parts(frame: pl.DataFrame) -> Iterator[pl.DataFrame]:
         yield frame.slice(first, PART_ROWS)
 
 
-_FIRST_WITH_CONTENTS: Final = 2
 _opened: Final[set[Path]] = set()
 """Stores opened by this process, whose files are checked again if a table cannot be read later."""
 
@@ -415,18 +414,16 @@ def is_store(directory: Path) -> bool:
     return (directory / MANIFEST).is_file()
 
 
-def open_store(directory: Path, owner: object = None) -> Trace:
+def open_store(directory: Path) -> Trace:
     """Open the trace in a directory written by `Trace.save`; each table's checksum is verified on first access.
 
     Raises UnreadableTraceError if there is no store, its manifest is damaged, or its version is newer.
     """
     manifest = _manifest(directory)
-    if manifest.version < _FIRST_WITH_CONTENTS and not (directory / CONTENTS).exists():
-        return _trace(directory, manifest, owner, None)
     contents = _contents(directory)
     _compare(directory, contents, [MANIFEST])
     _opened.add(directory)
-    return _trace(directory, manifest, owner, contents)
+    return _trace(directory, manifest, None, contents)
 
 
 def open_kept(directory: Path, owner: object, kept_as: str, *, lazily: bool = False) -> Trace:

@@ -15,57 +15,16 @@ from importlib.resources import files
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
-# fmt: off
-FRAMEWORKS: Final = frozenset({
-    # PyTorch, its libraries and its backends
-    "torch", "torchvision", "torchaudio", "torchtext", "torchao", "torchdata", "torchrec", "torchrl", "torchtune",
-    "torch_geometric", "torch_mlu", "torch_npu", "torch_tensorrt", "torch_xla", "functorch", "fbgemm_gpu",
-    "habana_frameworks", "intel_extension_for_pytorch", "tensordict",
-    # compilers and kernels
-    "aiter", "apex", "bitsandbytes", "causal_conv1d", "cupy", "deep_ep", "deep_gemm", "flash_attn", "flashinfer",
-    "liger_kernel", "mamba_ssm", "numba", "onnxruntime", "sgl_kernel", "tensorrt", "transformer_engine", "triton",
-    "xformers",
-    # training
-    "accelerate", "colossalai", "deepspeed", "fairseq", "fastai", "ignite", "lightning", "lightning_fabric", "megatron",
-    "peft", "pytorch_lightning", "torchmetrics", "trl", "unsloth",
-    # serving
-    "lmdeploy", "ray", "sglang", "tensorrt_llm", "vllm", "xgrammar",
-    # models and data
-    "albumentations", "datasets", "detectron2", "dgl", "diffusers", "einops", "huggingface_hub", "kornia", "mmcv",
-    "mmengine", "monai", "open_clip", "optimum", "safetensors", "sentence_transformers", "timm", "tokenizers",
-    "transformers", "webdataset",
-    # other frameworks
-    "equinox", "flax", "haiku", "jax", "jaxlib", "keras", "optax", "orbax", "tensorflow",
-    # numbers, tables and pictures
-    "PIL", "cv2", "joblib", "matplotlib", "numpy", "pandas", "polars", "pyarrow", "scipy", "sklearn", "sympy",
-    # logging, settings, terminals, services
-    "IPython", "click", "fastapi", "fsspec", "hydra", "ipykernel", "mlflow", "omegaconf", "pytest", "starlette",
-    "stepscope", "tensorboard", "tqdm", "typer", "uvicorn", "uvloop", "wandb", "zmq",
-})
-"""Names of framework packages as found on Python's path, such as `vllm/engine/llm_engine.py`."""
 
-_REPOSITORIES: Final[dict[str, tuple[str, ...]]] = {
-    "flash_attn": ("flash-attention",),
-    "lightning": ("pytorch-lightning",),
-    "lightning_fabric": ("lightning", "pytorch-lightning"),
-    "megatron": ("megatron-lm",),
-    "pytorch_lightning": ("lightning",),
-    "torch": ("pytorch",),
-    "torch_xla": ("xla",),
-    "torchaudio": ("audio",),
-    "torchvision": ("vision",),
-    "transformer_engine": ("transformerengine",),
-}
-"""Names of a package's source checkout, other than the name of the package."""
+def _frameworks() -> dict[str, tuple[list[str], list[str]]]:
+    text = files("stepscope").joinpath("data/frameworks.tsv").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    rows = [(*line.split("\t"), "", "")[:3] for line in lines[1:]]
+    return {package: (checkouts.split(), entries.split()) for package, checkouts, entries in rows}
 
-_ALSO_COMMON: Final[dict[str, frozenset[str]]] = {
-    "datasets": frozenset({
-        "arrow_dataset.py", "arrow_reader.py", "builder.py", "dataset_dict.py", "features", "fingerprint.py",
-        "formatting", "iterable_dataset.py", "load.py", "packaged_modules", "table.py",
-    }),
-}
-"""Packages with common folder names, and the entries that identify the real package."""
-# fmt: on
+
+FRAMEWORKS: Final = _frameworks()
+"""Packages of frameworks, with the names of their source checkouts and the entries that identify them, if any."""
 _BETWEEN: Final = frozenset({"src", "python", "lib"})
 _FORK: Final = re.compile(r"[-_.](?:v?\d[\w.+-]*|main|master|fork|custom|rocm|cuda|dev|src|source|upstream)$")
 
@@ -89,7 +48,8 @@ def is_framework(path: str, *, imported: bool) -> bool:
 
 
 def _is_in(package: str, inside: str) -> bool:
-    return package not in _ALSO_COMMON or inside in _ALSO_COMMON[package]
+    entries = FRAMEWORKS[package][1]
+    return not entries or inside in entries
 
 
 def _is_checkout(package: str, around: Sequence[str]) -> bool:
@@ -98,7 +58,7 @@ def _is_checkout(package: str, around: Sequence[str]) -> bool:
         around = around[:-1]
     if not around:
         return False
-    names = {_plain(name) for name in (package, *_REPOSITORIES.get(package, ()))}
+    names = {_plain(name) for name in (package, *FRAMEWORKS[package][0])}
     return bool(names & {_plain(around[-1]), _plain(_FORK.sub("", around[-1].lower()))})
 
 

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Final, Literal, TypeAlias
 
 from stepscope.errors import UsageError
+from stepscope.files import shipped
 
 Kind: TypeAlias = Literal["apply", "option", "variable"]
 """A word of `stepscope run --apply`, an option of the program, or a variable of its environment."""
@@ -372,63 +373,7 @@ class Trial:
         return self.measured is not None and self.measured.losses.equal is not False
 
 
-_PRECISION: Final = """\
-from stepscope.remedies import mixed_precision
-
-precision = mixed_precision("{word}")  # its guard compares the first losses with full precision
-loss = precision.loss(lambda: loss_of(model(batch), target))
-precision.backward(loss)
-precision.step(optimizer)"""
-
-
-_CODE: Final = {
-    "fuse-optimizer": "from stepscope.remedies import fuse_optimizer\n\noptimizer = fuse_optimizer(optimizer)",
-    "clip-in-one-pass": "from stepscope.remedies import clip_grad_norm\n\nclip_grad_norm(model.parameters(), max_norm)",
-    "zero-grad": "optimizer.zero_grad(set_to_none=True)",
-    "workers": "DataLoader(dataset, ..., num_workers={value})",
-    "prefetch": "DataLoader(dataset, ..., prefetch_factor={value})",
-    "pin-memory": "DataLoader(dataset, ..., pin_memory=True)",
-    "persistent-workers": "DataLoader(dataset, ..., persistent_workers=True)",
-    "non-blocking": "batch = batch.to(device, non_blocking=True)",
-    "bf16": _PRECISION,
-    "fp16": _PRECISION,
-    "tf32": 'torch.set_float32_matmul_precision("high")',
-    "compile": "model = torch.compile(model, mode={quoted})",
-    "channels-last": (
-        "model = model.to(memory_format=torch.channels_last)\n"
-        "images = images.to(device, memory_format=torch.channels_last)"
-    ),
-    "cudnn-benchmark": "torch.backends.cudnn.benchmark = True",
-    "batched-loss": "loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())",
-    "chunked-loss": (
-        "from stepscope.remedies import chunked_cross_entropy\n\n"
-        "loss = chunked_cross_entropy(logits.flatten(0, 1), targets.flatten())"
-    ),
-    "deferred-logging": (
-        "from stepscope.remedies import DeferredScalars\n\n"
-        "with DeferredScalars(writer) as scalars:\n"
-        "    for step, batch in enumerate(loader):\n"
-        "        ...\n"
-        "        scalars.add(step, loss=loss)  # in place of loss.item()"
-    ),
-    "quiet-progress": "from stepscope.remedies import every\n\nbar = every({number})(tqdm(loader))",
-    "garbage-at-steps": (
-        "from stepscope.remedies import collect_garbage_at_steps\n\n"
-        "with collect_garbage_at_steps() as garbage:\n"
-        "    for batch in loader:\n"
-        "        ...\n"
-        "        garbage.step()"
-    ),
-    "threads": "torch.set_num_threads({value})",
-    "allocator": "stepscope run --allocator {value} train.py",
-    "no-debug": "torch.autograd.set_detect_anomaly(False)",
-    "bucket-mb": "DistributedDataParallel(model, bucket_cap_mb={value})",
-    "gradient-view": "DistributedDataParallel(model, gradient_as_bucket_view=True)",
-    "static-graph": "DistributedDataParallel(model, static_graph=True)",
-    "no-find-unused": "DistributedDataParallel(model, find_unused_parameters=False)",
-}
-
-
 def code_of(name: str, value: str) -> str:
     """The remedy of an `--apply` word as code; "" for an unknown word."""
-    return _CODE.get(name, "").format(word=name, value=value, quoted=f'"{value or "default"}"', number=value or 50)
+    code = shipped("tune_code.toml", dict[str, str]).get(name, "")
+    return code.format(word=name, value=value, quoted=f'"{value or "default"}"', number=value or 50)

@@ -233,7 +233,7 @@ def page_file(title: str, documents: Mapping[str, bytes]) -> bytes:
     Args:
         documents: JSON by `address`.
     """
-    data = ",\n".join(f"{_json_key(key)}:{value.decode().strip()}" for key, value in documents.items())
+    data = ",\n".join(f"{compact_json(key).decode()}:{value.decode().strip()}" for key, value in documents.items())
     embedded = f'<script type="application/json" id="stepscope-documents">{{\n{data.translate(_ESCAPED)}\n}}</script>\n'
     return _whole(title, embedded).encode("utf-8", "backslashreplace")
 
@@ -262,12 +262,6 @@ def _whole(title: str, embedded: str) -> str:
             f"<script>{script}</script>\n</html>\n",
         )
     )
-
-
-def _json_key(text: str) -> str:
-    from stepscope.report.document import compact_json
-
-    return compact_json(text).decode()
 
 
 def _hash(content: str) -> str:

@@ -40,7 +40,6 @@ from stepscope.machine.checks.host import (
 from stepscope.machine.environment import (
     CHECKS,
     SETTINGS,
-    SLOW_VERSIONS,
     Machine,
     Observation,
     Runtime,
@@ -50,6 +49,7 @@ from stepscope.machine.environment import (
     power_supply,
     program_settings,
     release,
+    slow_versions,
     versions,
 )
 from stepscope.machine.observed import cpu_list, cpu_list_text
@@ -432,7 +432,7 @@ def test_versions_known_to_be_slow(python: str, torch: str, found: list[str]) ->
 
 
 def test_every_row_of_slow_versions_has_a_range_and_a_source() -> None:
-    for row in SLOW_VERSIONS:
+    for row in slow_versions():
         assert row.first < row.end
         assert row.source.startswith("https://")
 

@@ -11,9 +11,9 @@ import pytest
 from stepscope.commands import main
 from stepscope.errors import TooLargeError, UsageError
 from stepscope.readers import open_trace
+from stepscope.readers.plain_values import load
 from stepscope.readers.side_files import lines
 from stepscope.readers.source import LIMITS, VARIABLE, Budget, current, parse_limits
-from stepscope.readers.torch_snapshot import load
 from tests.unit.small_traces import complete
 
 

@@ -21,8 +21,8 @@ from stepscope.analysis.memory import alive_at, alive_table, allocation_table, d
 from stepscope.diagnosis import diagnose
 from stepscope.errors import NotATraceError, TooLargeError, UsageError
 from stepscope.readers import open_trace
+from stepscope.readers.plain_values import load
 from stepscope.readers.source import Budget
-from stepscope.readers.torch_snapshot import load
 from stepscope.trace import Trace, Window
 from stepscope.trace.window import StepRange
 from tests.simulator.allocator import KIB, SimulatedAllocator, training

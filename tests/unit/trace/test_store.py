@@ -153,13 +153,6 @@ def test_one_flipped_bit_is_refused_when_its_table_is_asked_for(store: Path) -> 
         _ = opened.frames
 
 
-def test_a_store_of_the_first_version_which_had_no_checksums_is_read(store: Path) -> None:
-    changed_manifest(store, version=1)
-    (store / "contents.json").unlink()
-
-    assert_same(open_store(store), small_trace())
-
-
 def test_a_store_without_its_checksums_is_refused(store: Path) -> None:
     (store / "contents.json").unlink()
 

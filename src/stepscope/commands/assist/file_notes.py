@@ -27,7 +27,6 @@ _SMALLEST_SHARE: Final = 0.002
 """Of all time that a line has to cost to get a hint."""
 _MOST_PLACES: Final = 20
 _CHANGED: Final = "changed since"
-_REFUSED: Final = "the text has changed since: diagnose anew, or make the change by hand"
 _PHASES: Final = ("forward", "backward", "optimizer", "input", "other")
 _UP: Final = re.compile(r"@@ -\d+(?:,\d+)? \+\d+(?:,\d+)? @@")
 _IN_LINES: Final = {"device": "Device time", "host": "Operators’ own time"}

@@ -111,10 +111,9 @@ def _time(seconds: float) -> str:
 
 def report_bug(error: BaseException) -> str:
     """Keep a report of an error of ours, and say so in a sentence."""
-    from stepscope.fault_report import write_report
+    from stepscope.fault_report import kept_sentence
 
-    kept = write_report(error, command=["stepscope", "view"], doing="a document of the page")
-    return f"a bug in stepscope ({type(error).__name__})" + (f": please send {kept}" if kept else "")
+    return kept_sentence(error, "view", "a document of the page")
 
 
 COMMAND: Final = Command(

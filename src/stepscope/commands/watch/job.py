@@ -308,10 +308,9 @@ def _job_name(targets: Sequence[str]) -> str:
 
 
 def _bug(error: Exception) -> str:
-    from stepscope.fault_report import write_report
+    from stepscope.fault_report import kept_sentence
 
-    kept = write_report(error, command=["stepscope", "watch"], doing="a recording of a watched job")
-    return f"a bug in stepscope ({type(error).__name__})" + (f": please send {kept}" if kept else "")
+    return kept_sentence(error, "watch", "a recording of a watched job")
 
 
 def _counted(clients: Sequence[AgentClient]) -> Count:

@@ -210,7 +210,7 @@ class LineCost:
 
     Attributes:
         number: index into the attribution's places.
-        ns, backward_ns, outside_ns: time over the span: all, in its operators' backward, and outside operators.
+        ns, backward_ns: time over the span: all, and in its operators' backward.
         runs: how often a step runs the line; None where lines were not recorded.
     """
 
@@ -218,7 +218,6 @@ class LineCost:
     place: SourcePlace
     ns: int
     backward_ns: int
-    outside_ns: int
     runs: float | None
 
     @property
@@ -294,14 +293,13 @@ class LineCosts:
         sums = (
             self.pieces.filter(pl.col("place") >= 0)
             .group_by("place")
-            .agg(ns.sum().alias("ns"), ns.filter(backward).sum().alias("backward"),
-                 ns.filter(~pl.col("in_operator")).sum().alias("outside"))
+            .agg(ns.sum().alias("ns"), ns.filter(backward).sum().alias("backward"))
             .sort(["ns", "place"], descending=[True, False])
-        )  # fmt: skip
+        )
         places = self.view.attribution.places
         return [
-            LineCost(number, places[number], ns, backward, outside, self.runs.get(number))
-            for number, ns, backward, outside in sums.iter_rows()
+            LineCost(number, places[number], ns, backward, self.runs.get(number))
+            for number, ns, backward in sums.iter_rows()
         ]
 
     @cached_property

@@ -16,6 +16,7 @@ from stepscope.diagnosis.finding import Figure, Location, Remedy
 from stepscope.diagnosis.lines.costs import function_at, line_costs
 from stepscope.diagnosis.lines.values import equal_lines
 from stepscope.diagnosis.view import SMALLEST_PLACE, View
+from stepscope.files import shipped
 from stepscope.trace.nesting import at
 from stepscope.trace.program_facts import FunctionFacts, WorkFacts
 from stepscope.whatif import Change
@@ -470,71 +471,6 @@ def figures_of(work: Work) -> list[Figure]:
     return found
 
 
-_KEPT: Final = (
-    "the result",
-    "Compute {what} once, before the first sample, and keep it: in the constructor, or at module level.",
-    "self.{variable} = compute(...)            # once, in __init__\n"
-    "use(self.{variable})                      # in {function}, instead of computing it there",
-)
-_CHANGES: Final[dict[Kind, tuple[str, str, str]]] = {
-    "equal": _KEPT,
-    "constant": _KEPT,
-    "growing": (
-        "the positions",
-        "Carry a running result through the loop over {what}: one pass then does, not one for each position.",
-        "running = 0.0\n"
-        "for value in {variable}:              # or reversed({variable}), numpy.cumsum, torch.cumsum\n"
-        "    running = update(running, value)      # instead of reading the slice again",
-    ),
-    "row": (
-        "the table",
-        "Turn {what} into arrays or tensors once, and index those.",
-        "self.values = torch.tensor({variable}[columns].to_numpy())      # once, in __init__\n"
-        "return self.values[index]                                   # for each sample",
-    ),
-    "lookup": (
-        "the list",
-        "Make a dictionary from {what} once: it finds an entry at once.",
-        "position = {{entry: number for number, entry in enumerate({variable})}}      # once\n"
-        "number = position.get(value, 0)                              # instead of `in` and .index()",
-    ),
-    "masked": (
-        "the table",
-        "Sort or group {what} once, and take the part that is wanted by a slice or by its key.",
-        "order = numpy.argsort(keys, kind='stable'); sorted_keys = keys[order]        # once, in __init__\n"
-        "first, last = numpy.searchsorted(sorted_keys, [key, key + 1])                # for each sample\n"
-        "rows = values[order[first:last]]             # instead of values[keys == key]; pandas: groupby once",
-    ),
-    "shuffled": (
-        "",
-        "Draw with NumPy's Generator and shuffle=False, or draw indices and accept that a few are equal.",
-        "rng = numpy.random.default_rng()                                   # once\n"
-        "chosen = rng.choice(count, size, replace=False, shuffle=False)     # instead of numpy.random.choice\n"
-        "chosen = rng.integers(count, size=size)                            # or with a few equal ones",
-    ),
-    "weighted": (
-        "the probabilities",
-        "Add {what} up once, and draw for a whole batch at a time.",
-        "self.sums = numpy.cumsum(probabilities)                            # once, in __init__\n"
-        "chosen = numpy.searchsorted(self.sums, rng.random(size) * self.sums[-1])",
-    ),
-    "appended": (
-        "the result",
-        "Collect the parts of {what} in a list and join them once after the loop, or fill one that has its full size.",
-        "parts.append(part)                        # in the loop, instead of joining what there is with it\n"
-        "{variable} = torch.cat(parts)             # once, after it; or numpy.concatenate, pandas.concat",
-    ),
-    "converted": (
-        "the values",
-        "Convert all that {what} comes from once, before the first sample, and take parts of the tensor: a slice of it "
-        "copies nothing.",
-        "self.values = torch.tensor(values)                # once, in __init__\n"
-        "return self.values[begin:end]                     # for each sample, instead of torch.tensor(values[...])",
-    ),
-}
-"""For each kind of work what to call it without a name, and the change in words and as code."""
-
-
 def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hides: str = "") -> Remedy:
     """What to change.
 
@@ -543,17 +479,18 @@ def remedy_of(work: Work, *, is_collate: bool = False, in_step: bool = False, hi
         in_step: whether it is part of the step and makes no samples.
         hides: a sentence about what else helps.
     """
-    if work.kind not in _CHANGES:
+    change = shipped("function_changes.toml", dict[str, dict[str, str]]).get(work.kind)
+    if change is None:
         text, code = _without_loop(work, is_collate, in_step)
         return Remedy(text + hides, code)
-    without_name, text, code = _CHANGES[work.kind]
+    without_name = change["without_name"]
     variable = work.name.rpartition(".")[2]
     names = {
         "what": work.name or without_name,
         "variable": variable if variable.isidentifier() else without_name.rpartition(" ")[2],
         "function": work.function,
     }
-    return Remedy(text.format(**names) + hides, code.format(**names))
+    return Remedy(change["text"].format(**names) + hides, change["code"].format(**names))
 
 
 def _without_loop(work: Work, is_collate: bool, in_step: bool) -> tuple[str, str]:

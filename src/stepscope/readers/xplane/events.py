@@ -331,13 +331,13 @@ class LineReader:
                 self._at += behind
                 size = CHUNK_BYTES
             elif raw[:1] != bytes([EVENT_TAG]):
-                self._other_field(raw)
+                self._other_field()
             elif 4 * size > LONGEST_EVENT_BYTES or self._at + len(raw) >= self._end:
                 raise WireError("an event is longer than its line")
             else:
                 size *= 4
 
-    def _other_field(self, raw: bytes) -> None:
+    def _other_field(self) -> None:
         for number, value, start, end in self._content.fields(self._at, self._end):
             if value is not None:
                 self.head[number] = value
