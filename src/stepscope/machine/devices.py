@@ -433,8 +433,9 @@ def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
     Of several, the one of the nearest power limit counts. The start of a kernel is its maker's usual one: few were
     measured, and devices without such a figure would be slower.
     """
-    alike = [row for row in device_table() if row.name != device.name and _chip(row) == _chip(device)]
-    for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)) if device.multiprocessors else ():
+    is_known = device.vendor and device.architecture and device.multiprocessors
+    alike = [row for row in device_table() if is_known and row.name != device.name and _chip(row) == _chip(device)]
+    for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)):
         moved, best = row.sustained_bandwidth_bytes_s, row.best_bf16_flops_s
         rates = {
             kind: device.flops_s[kind] * row.sustained_flops_s[kind] / row.flops_s[kind]
