@@ -159,7 +159,6 @@ def train(folder: Path) -> MatrixModel:
         trees={unit: fit_trees_of(mine, folder) for unit, mine in timings.items()},
         shortest={unit: _ends(mine, np.min) for unit, mine in timings.items()},
         longest={unit: _ends(mine, np.max) for unit, mine in timings.items()},
-        capabilities={unit: _capabilities(mine) for unit, mine in timings.items()},
         tiles=fit_tiles_of(timings["vector"], folder),
         tensor=fit_tensor_of(timings["tensor"], folder),
         bands=_bands([one for mine in timings.values() for one in held_out(mine, folder)]),
@@ -170,11 +169,6 @@ def _ends(timings: Sequence[Timings], end: Callable[..., Numbers]) -> Numbers:
     names = ("batch", "rows", "columns", "inner")
     lengths = [np.stack([getattr(one.operations, name) for name in names]) for one in timings]
     return np.asarray(end(np.concatenate(lengths, axis=1), axis=1))
-
-
-def _capabilities(timings: Sequence[Timings]) -> Numbers:
-    known = [float(one.device.capability or 0) for one in timings]
-    return np.array([min(known), max(known)])
 
 
 # Holding out

@@ -31,7 +31,7 @@ from scripts.predictor.iterations import GPUS, donor_ns, learned_models
 from scripts.predictor.timings import Numbers, public_device, vector_operations, vector_timings
 from scripts.predictor.unseen import CASES, NAMES
 from stepscope.errors import StepscopeError
-from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device
+from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device, with_measured_shares
 from stepscope.predict import matrix_times, memory_times
 from stepscope.predict.operation_times import (
     LONG_LOSS,
@@ -204,7 +204,7 @@ def unseen_steps(folder: Path) -> dict[str, Steps]:
     """The iterations of GPUs that are in no timings, by the shipped models."""
     found: dict[str, Steps] = {}
     for gpu, model, mode, length, batch, ms in pl.read_csv(CASES).select(CASE).rows():
-        device = named_device(NAMES.get(gpu, gpu))
+        device = with_measured_shares(named_device(NAMES.get(gpu, gpu)))
         graph = derived_iteration(folder, model, mode, length, batch)
         times = operation_times(graph.operations, device)
         if not is_nvidia(device):
@@ -358,11 +358,12 @@ def main() -> None:
     shares = {**nested(sets, of_others), **{of: left_out_in_turn(scores) for of, scores in recorded.items()}}
     print("of | width | range, times or over | groups left out | cases held, each group alike\n---|---:|---:|---:|---:")
     for of, share in shares.items():
-        print(f"{of} | {widths[of]:.2f} | {_usual(sets, of_others, of)} | {len(share)} | {_mean(share):.0%}")
+        held = np.mean(list(share.values()))
+        print(f"{of} | {widths[of]:.2f} | {_usual(sets, of_others, of)} | {len(share)} | {held:.0%}")
     print("\ntimed kinds in public traces, each together | devices | traces | held\n---|---:|---:|---:")
     for of, scores in timed.items():
-        held = np.concatenate(list(scores.values())) <= widths[of]
-        print(f"{of} | {len(scores)} | {len(held)} | {held.sum()}")
+        of_traces = np.concatenate(list(scores.values()))
+        print(f"{of} | {len(scores)} | {len(of_traces)} | {(of_traces <= widths[of]).sum()}")
     _print_steps("iterations of", {gpu: sets[frozenset({gpu})].steps[gpu] for gpu in GPUS}, of_others)
     _print_steps("from another GPU's", {gpu: sets[frozenset({gpu})].recorded[gpu] for gpu in GPUS}, of_others)
     unseen = unseen_steps(arguments.folder)
@@ -370,10 +371,6 @@ def main() -> None:
     if arguments.write:
         rows = [f"{of},{width:.3f}" for of, width in sorted(widths.items())]
         DATA.write_text("\n".join(["of,width", *rows]) + "\n", encoding="utf-8")
-
-
-def _mean(shares: Mapping[str, float]) -> float:
-    return float(np.mean(list(shares.values())))
 
 
 def _usual(sets: Sets, widths: Mapping[str, Mapping[str, float]], kind: str) -> str:

@@ -2,9 +2,9 @@
 
 time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and traffic at
 the bandwidth; the utilization, above 0 and at most 1, follows from dimensionless features: how a product's tiles fill
-the multiprocessors, how it relates to ridge and cache, and its alignment. Products in FP32 are also predicted by the
-tiles that cuBLAS probably chooses, and the result is the geometric mean of both. docs/prediction-model.md has the
-formulas; `scripts/predictor/matrix.py` fits them.
+the multiprocessors, how it relates to ridge and cache, and its alignment. Products in FP32, and single ones on tensor
+cores, are also predicted by the tiles that the library probably chooses, and the result is the geometric mean of both.
+docs/prediction-model.md has the formulas; `scripts/predictor/matrix.py` fits them.
 """
 
 from __future__ import annotations
@@ -438,7 +438,7 @@ SLOWER_TYPES: Final = {"tf32": 1.4}
 """Factor on the time learned for bf16, from 1,400 products of a public A100 trace."""
 TILES_SHARE: Final = 0.5  # weight of the law against the trees, in the logarithm
 _ALIGNED_BYTES: Final = 16
-MODEL_RANGES: Final = ("shortest", "longest", "capabilities")
+MODEL_RANGES: Final = ("shortest", "longest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,7 +456,6 @@ class MatrixModel:
     trees: Mapping[str, BoostedTrees]  # logarithm of the utilization, by UNITS
     shortest: Mapping[str, Numbers]
     longest: Mapping[str, Numbers]
-    capabilities: Mapping[str, Numbers]  # least and greatest compute capability in the timings, by UNITS
     bands: Mapping[str, Numbers]
     tiles: TileLaw | None = None
     tensor: TensorLaw | None = None
@@ -464,11 +463,11 @@ class MatrixModel:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> MatrixModel:
         trees = {unit: BoostedTrees.from_arrays(arrays, f"{unit}.") for unit in UNITS}
-        shortest, longest, capabilities = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in MODEL_RANGES)
+        shortest, longest = ({unit: arrays[f"{unit}.{name}"] for unit in UNITS} for name in MODEL_RANGES)
         bands = {kind: arrays[f"bands.{kind}"] for kind in sorted(set(LIKE.values()))}
         tiles = TileLaw.from_arrays(arrays) if "tiles.constants" in arrays else None
         tensor = TensorLaw.from_arrays(arrays) if "tensor.blocks" in arrays else None
-        return cls(trees, shortest, longest, capabilities, bands, tiles, tensor)
+        return cls(trees, shortest, longest, bands, tiles, tensor)
 
 
 @lru_cache(maxsize=1)

@@ -72,10 +72,10 @@ def test_an_item_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, mo
     monkeypatch.setattr(runner, "_PATIENCE_S", 0.2)
     number = tmp_path / "number"
 
-    outcomes = ran(tmp_path / "out", item("hung", "hangs", number, most_s=4.0), item("good", "counted", tmp_path / "c"))
+    outcomes = ran(tmp_path / "out", item("hung", "hangs", number, most_s=8.0), item("good", "counted", tmp_path / "c"))
 
     assert outcomes == {"hung": "failed", "good": "done"}
-    assert Results.opened(tmp_path / "out").items["faults/hung"]["error"].startswith("it took longer than 4 s")
+    assert Results.opened(tmp_path / "out").items["faults/hung"]["error"].startswith("it took longer than 8 s")
     assert is_gone(int(number.read_text()))
 
 
@@ -85,7 +85,7 @@ def test_an_interruption_keeps_what_is_done_and_ends_what_runs(tmp_path: Path, m
     good, hung, later = item("good", "counted", calls), item("hung", "hangs", number), item("later", "counted", calls)
 
     def interrupt() -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 120
         while time.monotonic() < until and not (number.exists() and number.read_text()):
             time.sleep(0.02)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

@@ -65,7 +65,6 @@ MODEL = MatrixModel(
     trees={"vector": constant(0.5, 27), "tensor": constant(0.5, 20)},
     shortest={unit: np.array([1.0, 32.0, 32.0, 32.0]) for unit in ("vector", "tensor")},
     longest={unit: np.array([1.0, 8192.0, 8192.0, 8192.0]) for unit in ("vector", "tensor")},
-    capabilities={"vector": np.array([6.0, 8.0]), "tensor": np.array([8.0, 10.0])},
     bands={kind: np.array([[[0.8, 1.25]] * 4, [[0.5, 2.0]] * 4]) for kind in ("fp32", "bf16", "fp8")},
 )
 A100 = replace(named_device("A100-SXM4-80GB"), sustained_flops_s={}, sustained_bandwidth_bytes_s=None)

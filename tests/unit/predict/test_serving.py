@@ -175,6 +175,15 @@ def test_in_fp8_each_product_s_input_is_quantised() -> None:
     assert extra == pytest.approx(32 * 4 * 2_000, rel=0.05)
 
 
+def test_streaming_kernels_find_in_a_quick_cache_what_fits_it() -> None:
+    def each_token_ns(prompt: int) -> float:
+        prefill = serving_prediction(MODEL, ServingRequest(prompt=prompt, output=1), named_device("L40S")).prefill
+        assert prefill is not None
+        return (prefill.parts["elementwise"] - 32 * 6 * 2_000) / prompt
+
+    assert each_token_ns(512) < 0.5 * each_token_ns(16_384)
+
+
 def test_devices_share_weights_and_add_their_sums() -> None:
     one, four = (serving_prediction(MODEL, ServingRequest(devices=n), H100) for n in (1, 4))
     slow = serving_prediction(MODEL, ServingRequest(devices=4), H100, named_link("pcie4"))
