@@ -24,17 +24,8 @@ from scripts.predictor.memory import MEASURED, PUBLIC, RATIO
 from scripts.predictor.timings import wave_ratio
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import (
-    SIZES_NS,
-    START_NS,
-    Law,
-    MatrixModel,
-    TensorLaw,
-    TileLaw,
-    base_and_features,
-    kernels_ns,
-    rates_of,
-)
+from stepscope.predict.matrix_laws import Law, TensorLaw, TileLaw, rates_of
+from stepscope.predict.matrix_times import SIZES_NS, START_NS, MatrixModel, base_and_features, kernels_ns
 from stepscope.predict.operations import Numbers, Operations, roofline_ns
 
 LONG_NS: Final = 50_000.0

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import MODEL_RANGES, MatrixModel, TensorLaw, TileLaw
+from stepscope.predict.matrix_laws import TensorLaw, TileLaw
+from stepscope.predict.matrix_times import MODEL_RANGES, MatrixModel
 from stepscope.predict.memory_times import MemoryModel
 from stepscope.predict.operation_times import ConvolutionModel
 

@@ -21,7 +21,8 @@ from scripts.predictor.graphs import BEFORE_NS, latencies
 from scripts.predictor.graphs import iterations as graphs
 from scripts.predictor.matrix import BEFORE_SHARE, LONG_NS, Learned
 from scripts.predictor.timings import DEVICES, Numbers, public_device
-from stepscope.predict.matrix_times import TILES_SHARE, rates_of
+from stepscope.predict.matrix_laws import rates_of
+from stepscope.predict.matrix_times import TILES_SHARE
 from stepscope.predict.memory_times import MemoryModel, memory_times
 from stepscope.predict.operation_times import sustained_ns
 from stepscope.predict.operations import Operations

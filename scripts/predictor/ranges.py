@@ -33,6 +33,7 @@ from scripts.predictor.unseen import CASES, NAMES
 from stepscope.errors import StepscopeError
 from stepscope.machine.devices import DevicePeaks, is_nvidia, named_device, with_measured_shares
 from stepscope.predict import matrix_times, memory_times
+from stepscope.predict.matrix_laws import TileLaw
 from stepscope.predict.operation_times import (
     LONG_LOSS,
     convolution_times,
@@ -62,7 +63,7 @@ def without(folder: Path, gpus: set[str]) -> Predict:
     """Predicts as `operation_times` does, from models that never saw these GPUs; bands are the shipped ones."""
     of_products, traffic = learned_models(folder, gpus)
     shipped = matrix_times.shipped_model()
-    assert isinstance(of_products.law, matrix_times.TileLaw)
+    assert isinstance(of_products.law, TileLaw)
     products = replace(shipped, trees={**shipped.trees, "vector": of_products.trees}, tiles=of_products.law)
     traffic = replace(traffic, bands=memory_times.shipped_model().bands)
     others = {gpu: of_gpu for gpu, of_gpu in convolution.timings(folder, every=4).items() if gpu not in gpus}

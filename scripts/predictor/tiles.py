@@ -15,7 +15,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from scripts.predictor.boosting import exported
 from stepscope.machine.devices import DevicePeaks
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import (
+from stepscope.predict.matrix_laws import (
     BLOCK_CONSTANTS,
     CHOSEN,
     TensorLaw,

@@ -436,7 +436,7 @@ def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
     is_known = device.vendor and device.architecture and device.multiprocessors
     alike = [row for row in device_table() if is_known and row.name != device.name and _chip(row) == _chip(device)]
     for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)):
-        moved, best = row.sustained_bandwidth_bytes_s, row.best_bf16_flops_s
+        best = row.best_bf16_flops_s
         rates = {
             kind: device.flops_s[kind] * row.sustained_flops_s[kind] / row.flops_s[kind]
             for kind in row.sustained_flops_s.keys() & row.flops_s.keys() & device.flops_s.keys()
@@ -444,8 +444,6 @@ def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
         device = replace(
             device,
             sustained_flops_s=rates | device.sustained_flops_s,
-            sustained_bandwidth_bytes_s=device.sustained_bandwidth_bytes_s
-            or (moved and moved / row.bandwidth_bytes_s * device.bandwidth_bytes_s),
             best_bf16_flops_s=device.best_bf16_flops_s or (best and row.best_share * device.flops_s.get("bf16", 0.0)),
         )
     return replace(device, launch_ns=None)

@@ -20,7 +20,8 @@ from stepscope.analysis.operators import arithmetic
 from stepscope.machine.devices import DevicePeaks, is_nvidia
 from stepscope.machine.occupancy import blocks_by_limit, product_of
 from stepscope.predict.boosted_trees import BoostedTrees, shipped_arrays
-from stepscope.predict.matrix_times import matrix_times, rates_of, unit_of
+from stepscope.predict.matrix_laws import rates_of, unit_of
+from stepscope.predict.matrix_times import matrix_times
 from stepscope.predict.memory_times import MEMORY_KINDS, bandwidth_of, least_ns, memory_times, shipped_model
 from stepscope.predict.operations import BYTES, UNMEASURED, Numbers, Operations, OperationTimes, by_type, roofline_times
 

@@ -20,10 +20,10 @@ import numpy as np
 
 from stepscope.errors import UsageError
 from stepscope.files import read_small
-from stepscope.machine.devices import DevicePeaks, is_nvidia
+from stepscope.machine.devices import DevicePeaks, is_nvidia, with_measured_shares
 from stepscope.predict.batch import KEPT_FREE
 from stepscope.predict.limits import TABLE_ERROR, Link, link_of
-from stepscope.predict.matrix_times import CACHE_BYTES_PER_CLOCK
+from stepscope.predict.matrix_laws import CACHE_BYTES_PER_CLOCK
 from stepscope.predict.operation_times import guessed_band, operation_times, sustained_bandwidth
 from stepscope.predict.operations import BYTES, Operations, roofline_ns
 from stepscope.predict.ranges import joint_band
@@ -337,6 +337,7 @@ def serving_prediction(
     if request.devices > 1 and model.heads % request.devices:
         raise UsageError(f"{request.devices} devices cannot share {model.heads} heads of attention equally")
     weights = request.weights or model.weights
+    device = with_measured_shares(device)
     arithmetic = _arithmetic(model, device)
     kept = request.cache or arithmetic or "bf16"
     parts = model.kv_heads / max(model.kv_heads // request.devices, 1)  # more devices than heads keep copies

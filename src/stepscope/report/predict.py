@@ -462,9 +462,7 @@ def device_document(row: DevicePeaks) -> Document:
     figures = {
         "also called": ", ".join(row.aliases),
         "memory": _amount(row.memory_bytes, 1e9, "GB"),
-        "bandwidth": _with_measured(
-            row.bandwidth_bytes_s, row.sustained_bandwidth_bytes_s, 1e9, "GB/s", chip.sustained_bandwidth_bytes_s
-        ),
+        "bandwidth": _with_measured(row.bandwidth_bytes_s, row.sustained_bandwidth_bytes_s, 1e9, "GB/s"),
         **{
             kind: _with_measured(
                 row.flops_s.get(kind),

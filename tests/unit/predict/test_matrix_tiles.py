@@ -10,7 +10,7 @@ import pytest
 from scripts.predictor.model_arrays import arrays_of
 from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import (
+from stepscope.predict.matrix_laws import (
     BLOCK_CONSTANTS,
     CHOSEN,
     CONSTANTS,
@@ -20,11 +20,10 @@ from stepscope.predict.matrix_times import (
     TileLaw,
     best_splits,
     choice_features,
-    kernels_ns,
     rates_of,
-    shape_features,
     tile_seconds,
 )
+from stepscope.predict.matrix_times import kernels_ns, shape_features
 from stepscope.predict.operations import Operations
 
 V100 = replace(named_device("V100-PCIe-32GB"), sustained_flops_s={"fp32": 14e12}, sustained_bandwidth_bytes_s=1e30)

@@ -13,15 +13,8 @@ import pytest
 from scripts.predictor.model_arrays import arrays_of
 from stepscope.machine.devices import device_table, named_device
 from stepscope.predict.boosted_trees import BoostedTrees
-from stepscope.predict.matrix_times import (
-    MatrixModel,
-    matrix_times,
-    rates_of,
-    shape_features,
-    shipped_model,
-    unit_of,
-    weight_bytes,
-)
+from stepscope.predict.matrix_laws import rates_of, unit_of, weight_bytes
+from stepscope.predict.matrix_times import MatrixModel, matrix_times, shape_features, shipped_model
 from stepscope.predict.operation_times import operation_times
 from stepscope.predict.operations import Operations
 from stepscope.predict.trace_operations import operations_of_calls

@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 
 from scripts.predictor.matrix import _band, _for_trees, _same, timed_ns
 from scripts.predictor.matrix_timings import VECTOR_GPUS, tensor_timings, vector_timings
-from stepscope.predict.matrix_times import CHOSEN
+from stepscope.predict.matrix_laws import CHOSEN
 
 TINY = {"B": 1, "M": 4, "N": 8, "K": 16, "latency_ms": 0.05, "kernel": "gemv", "grid_z": 1}
 
