@@ -430,10 +430,12 @@ _ALIKE: Final = 0.5
 def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
     """The device with the shares of the peaks that others of the same chip reach, where nobody measured its own.
 
-    Of several, the one of the nearest power limit counts.
+    Of several, the one of the nearest power limit counts. The start of a kernel is its maker's usual one: few were
+    measured, and devices without such a figure would be slower.
     """
-    alike = [row for row in device_table() if row.name != device.name and _chip(row) == _chip(device)]
-    for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)) if device.multiprocessors else ():
+    is_known = device.vendor and device.architecture and device.multiprocessors
+    alike = [row for row in device_table() if is_known and row.name != device.name and _chip(row) == _chip(device)]
+    for row in sorted(alike, key=lambda row: _apart(row.power_w, device.power_w)):
         moved, best = row.sustained_bandwidth_bytes_s, row.best_bf16_flops_s
         rates = {
             kind: device.flops_s[kind] * row.sustained_flops_s[kind] / row.flops_s[kind]
@@ -445,9 +447,8 @@ def with_measured_shares(device: DevicePeaks) -> DevicePeaks:
             sustained_bandwidth_bytes_s=device.sustained_bandwidth_bytes_s
             or (moved and moved / row.bandwidth_bytes_s * device.bandwidth_bytes_s),
             best_bf16_flops_s=device.best_bf16_flops_s or (best and row.best_share * device.flops_s.get("bf16", 0.0)),
-            launch_ns=device.launch_ns or row.launch_ns,
         )
-    return device
+    return replace(device, launch_ns=None)
 
 
 def _chip(row: DevicePeaks) -> tuple[object, ...]:

@@ -2,9 +2,9 @@
 
 time = start + base / utilization, the base being the longer of arithmetic at the rate that power allows and traffic at
 the bandwidth; the utilization, above 0 and at most 1, follows from dimensionless features: how a product's tiles fill
-the multiprocessors, how it relates to ridge and cache, and its alignment. Products in FP32 are also predicted by the
-tiles that cuBLAS probably chooses, and the result is the geometric mean of both. docs/prediction-model.md has the
-formulas; `scripts/predictor/matrix.py` fits them.
+the multiprocessors, how it relates to ridge and cache, and its alignment. Products in FP32, and single ones on tensor
+cores, are also predicted by the tiles that the library probably chooses, and the result is the geometric mean of both.
+docs/prediction-model.md has the formulas; `scripts/predictor/matrix.py` fits them.
 """
 
 from __future__ import annotations

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from stepscope.machine.devices import NUMBER_TYPES, DevicePeaks, device_table, find_device, named_device
+from stepscope.machine.devices import (
+    NUMBER_TYPES,
+    DevicePeaks,
+    device_table,
+    find_device,
+    named_device,
+    with_measured_shares,
+)
 from stepscope.trace.metadata import Device
 
 GB = 10**9
@@ -203,3 +211,15 @@ def test_links() -> None:
 def device_row(name: str) -> DevicePeaks:
     """The row of exactly this name."""
     return next(row for row in device_table() if row.name == name)
+
+
+def test_shares_come_from_the_same_chip_and_the_nearest_power() -> None:
+    mi350, mi355 = with_measured_shares(named_device("MI350X")), named_device("MI355X")
+    assert mi350.sustained_flops_s["bf16"] / mi350.flops_s["bf16"] == pytest.approx(1565 / 2516.6)
+    assert with_measured_shares(mi355).sustained_flops_s == mi355.sustained_flops_s
+    pcie = with_measured_shares(named_device("A100-PCIe-40GB"))
+    assert pcie.sustained_flops_s["fp32"] == named_device("A100-PCIe-40GB").sustained_flops_s["fp32"]
+    assert pcie.sustained_flops_s["bf16"] / pcie.flops_s["bf16"] == pytest.approx(252.9 / 312)  # not the SXM's 271.2
+    assert (
+        with_measured_shares(replace(mi350, name="mine", architecture="", sustained_flops_s={})).sustained_flops_s == {}
+    )
