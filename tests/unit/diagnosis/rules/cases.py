@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import tempfile
 from collections.abc import Callable, Collection
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ from stepscope.trace import Trace
 from stepscope.trace.metadata import Device
 from stepscope.trace.tables import SCHEMAS
 from tests.recount import Recount, differences
-from tests.simulator import Machine, write_kineto
+from tests.simulator import Machine, kineto_bytes
 from tests.simulator.device import Queue
 from tests.simulator.host import Host
 from tests.unit.recording import Recording
@@ -27,8 +28,16 @@ US = 1_000
 
 def recorded(machine: Machine) -> Trace:
     """What the profiler's file of this machine holds, in memory."""
+    return _read(kineto_bytes(machine))
+
+
+@lru_cache(maxsize=100)
+def _read(data: bytes) -> Trace:
+    """Once for all tests of the same machine."""
     with tempfile.TemporaryDirectory() as folder:
-        trace = open_trace(write_kineto(machine, Path(folder) / "trace.json"))
+        path = Path(folder) / "trace.json"
+        path.write_bytes(data)
+        trace = open_trace(path)
         tables = {name: trace.table(name) for name in SCHEMAS}
     return Trace.from_tables(tables, dataclasses.replace(trace.metadata, path="trace.json"), trace.warnings)
 
