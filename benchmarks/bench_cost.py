@@ -29,7 +29,7 @@ from stepscope.record.launch import environment_of
 from stepscope.record.manifest import RunManifest
 from stepscope.record.run_folder import RunFolder
 from stepscope.record.run_process import RunOptions
-from stepscope.report.words import verdict_sentence
+from stepscope.report.comparison_words import verdict_sentence
 
 LIMIT = 0.01
 CALLS = 500

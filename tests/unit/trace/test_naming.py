@@ -7,7 +7,15 @@ import pytest
 from stepscope import guard
 from stepscope.analysis.host import CAUSES
 from stepscope.record import input_functions
-from stepscope.trace.naming import UserCode, cause_of_name, is_third_party_file, is_user_file
+from stepscope.trace.naming import (
+    HOST_BACKEND,
+    LOADER_START,
+    UserCode,
+    cause_of_name,
+    is_third_party_file,
+    is_user_file,
+    name_patterns,
+)
 
 NAMES: dict[str, tuple[str, ...]] = {
     "profiler_overhead": (
@@ -235,3 +243,10 @@ def test_stepscopes_own_files_are_never_the_users(file: str) -> None:
 
 def test_a_project_of_that_name_is_the_users() -> None:
     assert is_user_file("/home/alice/stepscope/train.py")
+
+
+def test_the_table_of_names_holds_what_the_code_looks_for() -> None:
+    patterns = {cause: pattern.pattern for cause, pattern in name_patterns("host_names.tsv")["cause"]}
+
+    assert LOADER_START in patterns["input"]
+    assert HOST_BACKEND in patterns["communication"]
