@@ -210,6 +210,7 @@ STREAMS: Final[dict[str, Callable[[Trace], Iterator[bytes]]]] = {
 }
 
 
+@pytest.mark.parametrize("paths", ["simulated"], indirect=True)
 @pytest.mark.parametrize("form", STREAMS)
 def test_exports_are_made_in_pieces(form: str, paths: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest piece is as long for four times the trace; what analyses nothing loads no table of slices whole."""

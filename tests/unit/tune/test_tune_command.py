@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -55,10 +54,3 @@ def test_a_study_of_another_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the program failed with exit code 7 before a step was seen: about to fail" in capsys.readouterr().err
     assert main([*words, "train.py"]) == 2
     assert "the study mine belongs to another command, failing.py" in capsys.readouterr().err
-
-
-def test_optuna_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert main(["tune", "train.py"]) == 2
-    assert "which is not installed: pip install optuna" in capsys.readouterr().err
-    assert not (place / "data").exists()

@@ -106,7 +106,7 @@ def _run_tune(arguments: argparse.Namespace) -> int:
     from stepscope.record.launch import command_of
     from stepscope.tune.search import TuneStudy
     from stepscope.tune.space import chosen_space
-    from stepscope.tune.study import import_optuna, open_study
+    from stepscope.tune.study import open_study
     from stepscope.tune.trials import Space, named_once, user_knob
 
     knobs = named_once(user_knob(text) for text in arguments.knob)
@@ -115,7 +115,6 @@ def _run_tune(arguments: argparse.Namespace) -> int:
     only, skip = _names(arguments.only), _names(arguments.skip) or ()
     chosen_space(Space(tuple(knobs)), only, skip)  # refuse unknown names before the program runs
     words = command_of(arguments.program)
-    import_optuna()
     folder = _tune_folder(arguments, words)
     study = TuneStudy(open_study(arguments.storage or folder / "study.db", folder.name))
     study.check_program(_program(arguments, words))
