@@ -66,7 +66,7 @@ def test_one_device_with_its_sources(capsys: pytest.CaptureFixture[str]) -> None
         "V100S-PCIe (NVIDIA, Volta)\n"
         "  also called  V100S\n"
         "  memory       32 GB\n"
-        "  bandwidth    1,134 GB/s; 93% in predictions, as others of the chip reach\n"
+        "  bandwidth    1,134 GB/s\n"
         "  fp64         8.2 TFLOP/s\n"
         "  fp32         16.4 TFLOP/s; 91% in predictions, as others of the chip reach\n"
         "  fp16         130 TFLOP/s\n"

@@ -552,7 +552,7 @@ def test_a_slow_link_does_not_multiply_what_ranks_waited(traces_folder: Path) ->
     alone = predict_step(experiment, named_device("L40S"))
     (together,) = data_parallel(experiment, [8], named_link("pcie4"), target=alone)
 
-    assert alone.step_ns == pytest.approx(29.5e6, rel=0.02)
+    assert alone.step_ns == pytest.approx(31.1e6, rel=0.02)
     assert together.step_ns == pytest.approx(alone.step_ns, rel=0.01)
 
 
