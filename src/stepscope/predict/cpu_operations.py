@@ -32,8 +32,8 @@ from stepscope.predict.operations import (
     types_on,
 )
 from stepscope.predict.ranges import step_band, with_host
+from stepscope.predict.step_replays import StepReplays
 from stepscope.predict.trace_operations import SIDES, described, different_calls, sides_of
-from stepscope.predict.work_times import StepReplays
 from stepscope.trace import Trace, Window
 from stepscope.trace.nesting import Rows, inherit
 from stepscope.whatif.experiment import Experiment

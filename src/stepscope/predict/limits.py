@@ -39,8 +39,8 @@ from stepscope.analysis.communication import bus_bytes
 from stepscope.analysis.idle import idle_time
 from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks
+from stepscope.predict.step_replays import ReplayedStep
 from stepscope.predict.trace_operations import Labels
-from stepscope.predict.work_times import ReplayedStep
 from stepscope.whatif.critical_path import path_in_sum
 from stepscope.whatif.experiment import Experiment
 

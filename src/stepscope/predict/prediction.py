@@ -25,8 +25,9 @@ from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, wit
 from stepscope.predict.limits import Limit, limit_of
 from stepscope.predict.ranges import step_band
 from stepscope.predict.served_iterations import ServedIterations, ServedPhase
+from stepscope.predict.step_replays import StepReplays
 from stepscope.predict.trace_operations import CalledOperations
-from stepscope.predict.work_times import KNOWLEDGE, StepReplays, WorkTimes, work_times
+from stepscope.predict.work_times import KNOWLEDGE, WorkTimes, work_times
 from stepscope.trace import Trace, TraceWarning
 from stepscope.trace.model import Displayed
 from stepscope.whatif.experiment import Experiment

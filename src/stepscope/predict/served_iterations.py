@@ -15,7 +15,7 @@ import polars as pl
 from stepscope.analysis.serving import PUT_ASIDE, iteration_costs, iteration_table, work_launched_in
 from stepscope.predict.operations import Numbers
 from stepscope.predict.ranges import with_host
-from stepscope.predict.work_times import StepRange, StepReplays
+from stepscope.predict.step_replays import StepRange, StepReplays
 from stepscope.trace.nesting import Rows
 from stepscope.trace.window import Times
 from stepscope.whatif.graph import Replay

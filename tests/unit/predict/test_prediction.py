@@ -12,7 +12,8 @@ from stepscope.errors import UsageError
 from stepscope.machine.devices import DevicePeaks, device_table, named_device
 from stepscope.predict.prediction import StepPredictor
 from stepscope.predict.ranges import COMMON, joint_band, with_host
-from stepscope.predict.work_times import StepReplays, work_times
+from stepscope.predict.step_replays import StepReplays
+from stepscope.predict.work_times import work_times
 from stepscope.readers import open_trace
 from stepscope.trace import Metadata, Trace, TraceWarning
 from stepscope.trace.metadata import Device
