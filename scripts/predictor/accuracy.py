@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,3 +33,13 @@ class Accuracy:
 def mean_error(predicted: npt.NDArray[np.float64], measured: npt.NDArray[np.float64]) -> float:
     """Mean of |predicted - measured| / measured, as a share; not-a-number where nothing was measured."""
     return float(np.mean(np.abs(predicted / measured - 1))) if len(measured) else float("nan")
+
+
+def middle_ninety(groups: Sequence[npt.NDArray[np.float64]]) -> tuple[float, float]:
+    """The 5 % and 95 % quantiles of all values, each group counting as much as another."""
+    values = np.concatenate(groups)
+    weight = np.concatenate([np.full(len(group), 1 / max(len(group), 1)) for group in groups])
+    order = np.argsort(values)
+    share = np.cumsum(weight[order]) / weight.sum()
+    low, high = (values[order][min(int(np.searchsorted(share, q)), len(values) - 1)] for q in (0.05, 0.95))
+    return float(low), float(high)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import polars as pl
 from scipy.optimize import least_squares
 
-from scripts.predictor.accuracy import Accuracy, mean_error
+from scripts.predictor.accuracy import Accuracy, mean_error, middle_ninety
 from scripts.predictor.timings import DEVICES, Numbers, VectorTimings, public_device, vector_timings, wave_ratio
 from stepscope.machine.devices import DevicePeaks, device_table, is_nvidia
 from stepscope.predict.memory_times import (
@@ -261,11 +261,7 @@ def with_bands(model: MemoryModel, timings: VectorTimings, folder: Path) -> Memo
 
 def _ends(ratios: list[Numbers]) -> Numbers:
     """The 5 % and 95 % quantiles, each GPU counting as much as another; at least 3 % either way."""
-    values = np.concatenate(ratios)
-    weight = np.concatenate([np.full(len(of_gpu), 1 / max(len(of_gpu), 1)) for of_gpu in ratios])
-    order = np.argsort(values)
-    share = np.cumsum(weight[order]) / weight.sum()
-    low, high = (values[order][min(int(np.searchsorted(share, q)), len(values) - 1)] for q in (0.05, 0.95))
+    low, high = middle_ninety(ratios)
     return np.round([min(low, 0.97), max(high, 1.03)], 3)
 
 

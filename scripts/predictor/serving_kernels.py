@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 from scipy.optimize import least_squares
 
+from scripts.predictor.accuracy import middle_ninety
 from stepscope.machine.devices import DevicePeaks, named_device
 from stepscope.predict.limits import link_of
 from stepscope.predict.operation_times import operation_times, sustained_bandwidth, whole_blocks
@@ -187,14 +188,14 @@ def _judge(what: str, groups: dict[str, list[Numbers]], law: Law, begin: tuple[f
     """Print the constants fitted to all, and the errors and the band on each generation that none was fitted to."""
     data = {name: np.concatenate(parts, axis=1) for name, parts in groups.items()}
     print(what, sum(each.shape[1] for each in data.values()), "timings;", _fitted(data.values(), law, begin).round(3))
-    logarithms = []
+    measured_over_predicted = []
     for name, left in data.items():
         fitted = _fitted([each for other, each in data.items() if other != name], law, begin)
         ratio, before = law(fitted, left) / left[-1], left[-2] / left[-1]
-        logarithms.append(-np.log(ratio))
+        measured_over_predicted.append(1 / ratio)
         off = (f"{100 * abs(each - 1).mean():5.1f} {100 * (each - 1).mean():+6.1f}" for each in (ratio, before))
         print(f"  {name:22}", *off)
-    print("  band", _band(logarithms).round(2))
+    print("  band", np.round(middle_ninety(measured_over_predicted), 2))
 
 
 def _fitted(data: Iterable[Numbers], law: Law, begin: tuple[float, ...]) -> Numbers:
@@ -209,14 +210,6 @@ def _fitted(data: Iterable[Numbers], law: Law, begin: tuple[float, ...]) -> Numb
         )
 
     return np.asarray(np.exp(least_squares(residuals, np.log(begin), loss="soft_l1", f_scale=0.3).x))
-
-
-def _band(logarithms: list[Numbers]) -> Numbers:
-    weights = np.concatenate([np.full(len(each), 1 / len(each)) for each in logarithms])
-    values = np.concatenate(logarithms)
-    order = np.argsort(values)
-    places = np.searchsorted(np.cumsum(weights[order]) / weights.sum(), [0.05, 0.95])
-    return np.asarray(np.exp(values[order][places]))
 
 
 if __name__ == "__main__":

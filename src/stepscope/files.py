@@ -362,6 +362,14 @@ def to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def shipped_rows(table: str) -> list[list[str]]:
+    """The rows of a table in TSV that ships with the package, of its folder `data`, without comments and header."""
+    from importlib.resources import files
+
+    text = files("stepscope").joinpath(f"data/{table}").read_text(encoding="utf-8")
+    return [line.split("\t") for line in text.splitlines() if not line.startswith("#")][1:]
+
+
 def shipped(table: str, kind: type[_T]) -> _T:
     """A table in TOML that ships with the package, of its folder `data`."""
     import msgspec

@@ -219,7 +219,7 @@ def trainers() -> tuple[Trainer, ...]:
 
 
 def trainer_of(paths: Iterable[str]) -> Trainer | None:
-    """The library whose files are among these; None if it is none that is known."""
+    """The known library that some of these files belong to; None if there is none."""
     known = [path.replace("\\", "/") for path in paths]
     return next((one for one in trainers() if any(re.search(one.files, path) for path in known)), None)
 

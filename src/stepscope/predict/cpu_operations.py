@@ -23,6 +23,7 @@ from stepscope.predict.limits import ON_HOST, Limit
 from stepscope.predict.operation_times import guessed_band, operation_times, sustained_ns
 from stepscope.predict.operations import (
     NO_TF32,
+    WORTH_SAYING,
     Cast,
     Numbers,
     Operations,
@@ -78,7 +79,6 @@ _OVERHEAD_QUANTILE: Final = 0.05  # quantile of the durations of small operators
 _COMPUTES_ITSELF: Final = 20
 """An operator whose self time is this many times the dispatch cost computes something itself."""
 _LEAST_OVERHEAD_NS: Final = 1_000.0  # least dispatch cost, for recordings with a coarse clock
-_WORTH_SAYING: Final = 0.01
 _MANY_TENSORS: Final = 10  # fewest optimizer operators for a note that they run one by one
 
 
@@ -199,7 +199,7 @@ def _notes(table: pl.DataFrame, uncovered: pl.DataFrame, target: DevicePeaks) ->
         notes.append("no operator of the trace shows what it computes: record shapes to predict them")
     total = int(uncovered["host_ns"].sum())
     share = total / max(total + float(table["host_ns"].sum()), 1.0)
-    if share >= _WORTH_SAYING:
+    if share >= WORTH_SAYING:
         calls = int(uncovered["calls"].sum())
         notes.append(
             f"operators of unknown work have no prediction: {calls:,} call{'s'[: calls != 1]}, {share:.0%} of the "

@@ -73,6 +73,8 @@ def by_type(types: Names, values: Mapping[str, float], otherwise: float = np.nan
 
 
 USUAL_SHARE: Final = 0.7  # share of the roofline that an operation reaches where nothing better is known
+WORTH_SAYING: Final = 0.01
+"""Least share of the time that deserves a note."""
 WIDEST: Final = 3.0  # factor of the band either way where no model was learned
 UNMEASURED: Final[Mapping[str, tuple[float, float]]] = {"AMD": (0.65, 2.76), "": (0.65, 9.28)}
 """Factors on a roofline's time that hold nine of ten kinds of work on devices of makers of whom none was measured for

@@ -23,6 +23,7 @@ from stepscope.predict.batch import recorded_batch as recorded_batch_of
 from stepscope.predict.cpu_operations import StepFromShapes
 from stepscope.predict.exchanges import RecordedExchange, recorded_exchange, with_transfers
 from stepscope.predict.limits import Limit, limit_of
+from stepscope.predict.operations import WORTH_SAYING
 from stepscope.predict.ranges import step_band
 from stepscope.predict.served_iterations import ServedIterations, ServedPhase
 from stepscope.predict.step_replays import StepReplays
@@ -41,7 +42,6 @@ MOST_UNKNOWN: Final = 0.25
 """Share of device time without a model for the target, or kept as measured because a link's bandwidth is unknown, above
 which no step time is given.
 """
-_WORTH_SAYING: Final = 0.01  # share of device time that deserves a note
 _MOSTLY: Final = 0.5  # share of one-off work above which what is left of a recording without steps is doubtful
 _LAUNCHES: Final = ("launch", "graph_launch")
 _CUT: Final = ("truncated", "compressed_data")  # kinds of warnings about a file that ends too early
@@ -288,7 +288,7 @@ class StepPredictor:
             times, ns=times.ns * growth.expected, low_ns=times.low_ns * growth.low, high_ns=times.high_ns * growth.high
         )
         note = f"how {unknown:.0%} of the device's time grows with the batch is unknown: its band is wider"
-        return grown, (note,) if unknown >= _WORTH_SAYING else ()
+        return grown, (note,) if unknown >= WORTH_SAYING else ()
 
     @property
     def _batch_notes(self) -> tuple[str, ...]:
@@ -360,7 +360,7 @@ class StepPredictor:
                 factor[unknown] = value
             part = self._share_of(unknown)
             note = f"{part:.0%} of the device's time is of unknown kind: it changes like the rest, with a wider band"
-            notes = (note,) if part >= _WORTH_SAYING else ()
+            notes = (note,) if part >= WORTH_SAYING else ()
         return (factors[0], factors[1], factors[2]), notes
 
     def _share_of(self, rows: npt.NDArray[np.bool_]) -> float:
@@ -392,7 +392,7 @@ def _disturbed(contention: Contention, *, is_left_out: bool) -> str:
 def _guessed(prediction: StepPrediction) -> tuple[str, ...]:
     """The note about the part that nothing was measured for."""
     share = dict(prediction.bases).get("datasheet", 0.0)
-    if share < _WORTH_SAYING:
+    if share < WORTH_SAYING:
         return ()
     return (f"nobody has measured this kind of work on that device for us: {share:.0%} of the time is {_GUESSED}",)
 
@@ -414,8 +414,8 @@ def _quantiles(values: Numbers, weights: Numbers) -> tuple[float, float]:
 def _refusal(unknown: float, unchanged: float, target: DevicePeaks, *, is_known: bool) -> str:
     links = "copies and communication over links of unknown bandwidth"
     why = ""
-    if unchanged >= _WORTH_SAYING:
-        why = f" ({unchanged:.0%} are {links})" if unknown >= _WORTH_SAYING else f" ({links})"
+    if unchanged >= WORTH_SAYING:
+        why = f" ({unchanged:.0%} are {links})" if unknown >= WORTH_SAYING else f" ({links})"
     needs = f"for {unknown + unchanged:.0%} of the device's time there is no model for the {target.name}{why}"
     return f"{needs}: no step time is given" + ("" if is_known else "; --from names the recorded device")
 

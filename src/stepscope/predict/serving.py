@@ -438,10 +438,8 @@ class _Pass:
             for name in ("name", "kind", "number_type", "flops", "bytes", "batch", "rows", "columns", "inner")
         }
         described = Operations(**columns, is_backward=np.zeros(len(operations), np.bool_))
-        times, often = (
-            operation_times(_cached(described, device), device),
-            np.array([each.times for each in operations]),
-        )
+        times = operation_times(_cached(described, device), device)
+        often = np.array([each.times for each in operations])
         learned = (times.basis == "learned") & is_nvidia(device)
         low, high = guessed_band(times.ns, times.low_ns, times.high_ns, device)
         low, high = np.where(learned, times.low_ns, low), np.where(learned, times.high_ns, high)

@@ -23,14 +23,13 @@ import polars as pl
 
 from stepscope.analysis.host import host_time
 from stepscope.diagnosis.recording_costs import Contention, contention_of
-from stepscope.predict.operations import Numbers
+from stepscope.predict.operations import WORTH_SAYING, Numbers
 from stepscope.predict.ranges import with_host
 from stepscope.trace.window import Times, union
 from stepscope.whatif.changes import scaled_cause
 from stepscope.whatif.experiment import Experiment, Outcome
 from stepscope.whatif.graph import Graph, Replay
 
-_WORTH_SAYING: Final = 0.01  # share of the step
 _NEVER: Final = np.iinfo(np.int64).min
 LEAST_LAUNCHED: Final = 0.5
 """Share of device time launched by a recorded host thread, below which a replay is not reliable."""
@@ -123,7 +122,7 @@ class StepReplays:
             return 0.0
         pieces = host_time(experiment.trace, window=experiment.span, activity=experiment.activity)
         found = float(pieces.filter(pl.col("cause") == "once")["duration_ns"].sum()) / experiment.step_count
-        return found if found >= _WORTH_SAYING * self.measured_ns else 0.0
+        return found if found >= WORTH_SAYING * self.measured_ns else 0.0
 
     @cached_property
     def steady_ns(self) -> float:
@@ -132,7 +131,9 @@ class StepReplays:
             return self.measured_ns
         if self.why_not is not None:
             return max(self.measured_ns - self.once_ns, self.measured_device_ns)
-        return StepReplays(self.experiment)._replayed(np.ones(self.height)).step_ns
+        scaled = self._host_factor != 1.0 or self._input_factor != 1.0
+        replays = StepReplays(self.experiment) if scaled else self
+        return replays._replayed(np.ones(self.height)).step_ns
 
     @cached_property
     def why_not(self) -> str | None:

@@ -40,6 +40,7 @@ from stepscope.predict.memory_times import least_ns
 from stepscope.predict.operation_times import Factors, guessed_band, scaled_ns, sustained_bandwidth, wave_factors
 from stepscope.predict.operations import (
     NO_TF32,
+    WORTH_SAYING,
     Names,
     Numbers,
     OperationTimes,
@@ -92,7 +93,6 @@ RECORDED_SHARE: Final = 0.5
 """Share of a recorded kernel's band that counts against the target's own model where makers differ: of the values from
 0.25 to 1 that either of two programs recorded on both makers' devices chooses (`benchmarks/unmeasured_makers.py`).
 """
-_WORTH_SAYING: Final = 0.01  # share of device work that deserves a note
 _HOST_COPIES: Final = ("copy_in", "copy_out")
 _DEVICE_MOVES: Final = ("copy_on_device", "set")
 
@@ -352,7 +352,7 @@ class _Device:
             return
         if not self._runs_kernels:
             part = self.times.measured[rows].sum() / max(self.times.measured.sum(), 1.0)
-            if part >= _WORTH_SAYING:
+            if part >= WORTH_SAYING:
                 self.times.note(
                     f"{part:.0%} of the device's work is known by the launch alone, and has no time there: "
                     f"{self.target.name} runs no CUDA or ROCm kernels"

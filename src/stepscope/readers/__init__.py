@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -16,7 +15,7 @@ from typing import Final
 import msgspec
 
 from stepscope.errors import NotATraceError, UnreadableTraceError, UsageError
-from stepscope.files import text_of
+from stepscope.files import shipped_rows, text_of
 from stepscope.readers import gaudi, kineto, nsight_systems, perfetto, remote, rocprof, torch_snapshot, xla_json, xplane
 from stepscope.readers.collective_logs import is_collective_log, kind_of_log
 from stepscope.readers.source import ByteSource, Progress, Reader, ReadResult, is_regular_file, name_of
@@ -52,9 +51,8 @@ _BY_MAGIC: Final[tuple[tuple[bytes, str], ...]] = (
 @cache
 def _kinds_of_text() -> list[tuple[list[bytes], re.Pattern[bytes], str]]:
     """The rows of data/not_traces.tsv."""
-    text = files("stepscope").joinpath("data/not_traces.tsv").read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
-    return [(words.encode().split(b"|"), re.compile(pattern.encode()), what) for words, pattern, what in rows[1:]]
+    rows = shipped_rows("not_traces.tsv")
+    return [(words.encode().split(b"|"), re.compile(pattern.encode()), what) for words, pattern, what in rows]
 
 
 def what_it_is(head: bytes) -> str | None:

@@ -10,21 +10,20 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
-from importlib.resources import files
+from functools import cache, lru_cache
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
+from stepscope.files import shipped_rows
 
+
+@cache
 def _frameworks() -> dict[str, tuple[list[str], list[str]]]:
-    text = files("stepscope").joinpath("data/frameworks.tsv").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    rows = [(*line.split("\t"), "", "")[:3] for line in lines[1:]]
+    """Packages of frameworks, with the names of their source checkouts and the entries that identify them, if any."""
+    rows = [(*row, "", "")[:3] for row in shipped_rows("frameworks.tsv")]
     return {package: (checkouts.split(), entries.split()) for package, checkouts, entries in rows}
 
 
-FRAMEWORKS: Final = _frameworks()
-"""Packages of frameworks, with the names of their source checkouts and the entries that identify them, if any."""
 _BETWEEN: Final = frozenset({"src", "python", "lib"})
 _FORK: Final = re.compile(r"[-_.](?:v?\d[\w.+-]*|main|master|fork|custom|rocm|cuda|dev|src|source|upstream)$")
 
@@ -40,15 +39,15 @@ def is_framework(path: str, *, imported: bool) -> bool:
     """
     folders = [part for part in path.split("/") if part]
     if imported:
-        return len(folders) > 1 and folders[0] in FRAMEWORKS and _is_in(folders[0], folders[1])
+        return len(folders) > 1 and folders[0] in _frameworks() and _is_in(folders[0], folders[1])
     return any(
-        name in FRAMEWORKS and _is_checkout(name, folders[:position]) and _is_in(name, folders[position + 1])
+        name in _frameworks() and _is_checkout(name, folders[:position]) and _is_in(name, folders[position + 1])
         for position, name in enumerate(folders[:-1])
     )
 
 
 def _is_in(package: str, inside: str) -> bool:
-    entries = FRAMEWORKS[package][1]
+    entries = _frameworks()[package][1]
     return not entries or inside in entries
 
 
@@ -58,7 +57,7 @@ def _is_checkout(package: str, around: Sequence[str]) -> bool:
         around = around[:-1]
     if not around:
         return False
-    names = {_plain(name) for name in (package, *FRAMEWORKS[package][0])}
+    names = {_plain(name) for name in (package, *_frameworks()[package][0])}
     return bool(names & {_plain(around[-1]), _plain(_FORK.sub("", around[-1].lower()))})
 
 
@@ -81,10 +80,8 @@ def name_patterns(file: str) -> dict[str, Patterns]:
 
     Consecutive rows of one word are one pattern.
     """
-    text = files("stepscope").joinpath(f"data/{file}").read_text(encoding="utf-8")
-    rows = [line.split("\t") for line in text.splitlines()[1:] if not line.startswith("#")]
     patterns: dict[str, Patterns] = {}
-    for (table, word), same in groupby(rows, key=lambda row: (row[0], row[1])):
+    for (table, word), same in groupby(shipped_rows(file), key=lambda row: (row[0], row[1])):
         patterns.setdefault(table, []).append((word, re.compile("|".join(row[2] for row in same))))
     return patterns
 

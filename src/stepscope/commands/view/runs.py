@@ -48,7 +48,7 @@ class RunList(Protocol):
         """Whether there is any."""
 
     def meant(self, name: str) -> Path:
-        """The run with this name, or the newest for "latest". Raises NoDocument if there is none."""
+        """The run with this name, or the newest for "latest". Raises NoDocument if no run has it."""
 
     def name_of(self, run: Path) -> str:
         """What the run is called."""
