@@ -40,14 +40,8 @@ import numpy as np  # noqa: E402
 
 from stepscope.machine.devices import named_device  # noqa: E402
 from stepscope.predict.limits import link_of  # noqa: E402
-from stepscope.predict.serving import (  # noqa: E402
-    ModelShape,
-    PassTime,
-    ServingPrediction,
-    ServingRequest,
-    model_of,
-    serving_prediction,
-)
+from stepscope.predict.model_shape import ModelShape, model_of  # noqa: E402
+from stepscope.predict.serving import PassTime, ServingPrediction, ServingRequest, serving_prediction  # noqa: E402
 
 SETS = ("development", "test")
 PHASES = {

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import polars as pl
 
-from stepscope.predict.serving import HOST_NS, ModelShape, PassTime, ServingPrediction, ServingRequest
+from stepscope.predict.model_shape import ModelShape
+from stepscope.predict.serving import HOST_NS, PassTime, ServingPrediction, ServingRequest
 from stepscope.report.document import Document, Items, Section, Table, fields, section_if, sentences, stamped, texts
 from stepscope.report.format import count, duration, file_name, size
 from stepscope.report.predict import range_text

@@ -13,18 +13,10 @@ import pytest
 from stepscope.errors import UsageError
 from stepscope.machine.devices import named_device
 from stepscope.predict.limits import named_link
+from stepscope.predict.model_shape import model_of, read_model
 from stepscope.predict.operation_times import ENGINE_SHARE, ENGINE_START_NS, sustained_bandwidth
 from stepscope.predict.operations import USUAL_SHARE
-from stepscope.predict.serving import (
-    HOST_NS,
-    ONE_SHOT_NS,
-    ROUTING_KERNELS,
-    ServingRequest,
-    model_of,
-    read_model,
-    serving_prediction,
-    sum_ns,
-)
+from stepscope.predict.serving import HOST_NS, ONE_SHOT_NS, ROUTING_KERNELS, ServingRequest, serving_prediction, sum_ns
 from stepscope.report.serving import serving_document, serving_json
 from stepscope.report.text import text_of
 from tests.e2e.conftest import run_here

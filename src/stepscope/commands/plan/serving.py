@@ -19,7 +19,7 @@ from stepscope.commands.shared.options import (
 )
 
 _TYPES: Final = ("bf16", "fp16", "fp8")
-"""Those of `stepscope.predict.serving`, which the help of all commands does not wait for."""
+"""Those of `stepscope.predict.model_shape`, which the help of all commands does not wait for."""
 
 _UNITS: Final = {unit: factor for unit, factor in NANOSECONDS.items() if unit}  # 2 could be meant as anything
 
@@ -61,7 +61,8 @@ def _prepare_parser(parser: CommandParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from stepscope.errors import UsageError
     from stepscope.predict.limits import check_link
-    from stepscope.predict.serving import ServingRequest, read_model, serving_prediction
+    from stepscope.predict.model_shape import read_model
+    from stepscope.predict.serving import ServingRequest, serving_prediction
     from stepscope.report.serving import serving_document, serving_json
 
     link = link_of(arguments)
